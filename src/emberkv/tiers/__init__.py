@@ -1,0 +1,1 @@
+"""Storages move bytes and nothing else: no policy, no counting, no eviction."""
