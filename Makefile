@@ -1,0 +1,39 @@
+# The verbs of this project. Every one sets up the environment first (quick when it is there).
+
+.PHONY: help setup demo test check bench clean
+.DEFAULT_GOAL := help
+
+bin := .venv/bin
+# Tests that need no engine: the quick part of the suite.
+quick_tests := $(wildcard tests/unit tests/properties tests/conformance tests/golden tests/repo)
+
+help:
+	@echo "make demo    play the main job on a real model (KEEP=1 leaves the server up)"
+	@echo "make test    the whole test suite, real engine included (up to 40 minutes)"
+	@echo "make check   format, lint, types, imports and the quick tests (under 3 minutes)"
+	@echo "make bench   every benchmark, and a table of their figures"
+	@echo "make setup   only make the environment"
+	@echo "make clean   remove caches and build products (.venv stays)"
+
+setup:
+	@scripts/setup.sh
+
+demo: setup
+	@$(bin)/python demo/run.py $(if $(KEEP),--keep)
+
+test: setup
+	@$(bin)/python -m pytest tests
+
+check: setup
+	$(bin)/ruff format --check .
+	$(bin)/ruff check .
+	$(bin)/mypy
+	$(bin)/lint-imports
+	$(bin)/python -m pytest -m "not engine" $(quick_tests)
+
+bench: setup
+	@$(bin)/python benchmarks/run.py
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

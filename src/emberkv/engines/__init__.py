@@ -1,0 +1,1 @@
+"""Adapters to engines; the only modules that import one."""

@@ -1,0 +1,1 @@
+"""Serving: drives the core with real threads, clocks and bytes."""

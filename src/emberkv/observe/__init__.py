@@ -1,0 +1,1 @@
+"""What is counted and told about the tiers: counters, request log, events."""

@@ -1,0 +1,1 @@
+"""Test support that ships: conformance suites, strategies and small models."""
