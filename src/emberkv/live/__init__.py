@@ -1,1 +1,1 @@
-"""Serving: drives the core with real threads, clocks and bytes."""
+"""The live driver of the core: shared memory, the keeper process, and what an adapter calls."""

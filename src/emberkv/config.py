@@ -1,0 +1,183 @@
+"""The configuration: frozen, explicit, and strict about keys it does not know."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from emberkv.errors import ConfigError
+
+EVICTION_POLICY_NAMES: Final = ("lru", "arc")
+ON_BUSY_DISK: Final = ("serve_without", "refuse")
+
+OWN_KEYS: Final = (
+    "cpu_bytes_to_use",
+    "eviction_policy",
+    "secondary_tiers",
+    "instance",
+    "keep_s",
+    "max_wait_s",
+    "max_stall_s",
+    "model_identity",
+    "request_log",
+    "on_busy_disk",
+)
+TIER_KEYS: Final = ("type", "root_dir", "size_bytes", "n_read_threads", "n_write_threads")
+
+ENGINE_KEYS: Final = (
+    "spec_name",
+    "spec_module_path",
+    "block_size",
+    "blocks_per_chunk",
+    "offload_prompt_only",
+    "self_describing_kv_events",
+)
+"""Keys that the engine's own connector reads; they pass through."""
+
+NATIVE_KEYS_NOT_HERE: Final = {
+    "store_threshold": "emberkv has no admission by count yet",
+    "canonical_layout": "emberkv keeps each rank's own layout",
+    "backpressure": "emberkv bounds its queues itself",
+    "cache_policy_module_path": f"choose eviction_policy from {', '.join(EVICTION_POLICY_NAMES)}",
+}
+NATIVE_TIER_TYPES_NOT_HERE: Final = ("obj", "p2p", "kvcr")
+
+
+@dataclass(frozen=True, slots=True)
+class DiskConfig:
+    """A tier on local disk: one preallocated slab per namespace under `root_dir`."""
+
+    root_dir: Path
+    size_bytes: int
+    size_is_default: bool = False
+    read_threads: int = 8
+    write_threads: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything a server's tiers are told."""
+
+    ram_bytes: int
+    disk: DiskConfig | None = None
+    eviction_policy: str = "lru"
+    instance: str | None = None
+    keep_s: float = 600.0
+    max_wait_s: float = 30.0
+    max_stall_s: float = 1.0
+    model_identity: str | None = None
+    request_log: Path | None = None
+    on_busy_disk: str = "serve_without"
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A hint naming the known word that looks most like a wrong one."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+
+
+def parse(extra_config: Mapping[str, object]) -> Config:
+    """The configuration from the keys of the engine's `kv_connector_extra_config`.
+
+    Sizes are totals over all ranks, in bytes. Raises `ConfigError`, naming the key.
+    """
+    for key in extra_config:
+        _check_key(key)
+    if "cpu_bytes_to_use" not in extra_config:
+        raise ConfigError("cpu_bytes_to_use is missing: say how many bytes of RAM the tier gets")
+    ram_bytes = _size("cpu_bytes_to_use", extra_config["cpu_bytes_to_use"])
+    return Config(
+        ram_bytes=ram_bytes,
+        disk=_disk(extra_config.get("secondary_tiers"), ram_bytes),
+        eviction_policy=_choice(extra_config, "eviction_policy", EVICTION_POLICY_NAMES, "lru"),
+        instance=_text(extra_config, "instance"),
+        keep_s=_seconds(extra_config, "keep_s", 600.0, minimum=0.0),
+        max_wait_s=_seconds(extra_config, "max_wait_s", 30.0, minimum=0.001),
+        max_stall_s=_seconds(extra_config, "max_stall_s", 1.0, minimum=0.001),
+        model_identity=_text(extra_config, "model_identity"),
+        request_log=_path(extra_config, "request_log"),
+        on_busy_disk=_choice(extra_config, "on_busy_disk", ON_BUSY_DISK, "serve_without"),
+    )
+
+
+def _check_key(key: str) -> None:
+    if key in NATIVE_KEYS_NOT_HERE:
+        raise ConfigError(f"{key} is not implemented: {NATIVE_KEYS_NOT_HERE[key]}")
+    if key not in OWN_KEYS and key not in ENGINE_KEYS:
+        raise ConfigError(f"unknown key '{key}'{nearest(key, OWN_KEYS + ENGINE_KEYS)}")
+
+
+def _disk(tiers: object, ram_bytes: int) -> DiskConfig | None:
+    if tiers is None:
+        return None
+    if not isinstance(tiers, Sequence) or isinstance(tiers, str):
+        raise ConfigError("secondary_tiers must be a list of tiers")
+    if len(tiers) > 1:
+        raise ConfigError("secondary_tiers may name one tier at present, of type 'fs'")
+    if not tiers:
+        return None
+    tier = tiers[0]
+    if not isinstance(tier, Mapping):
+        raise ConfigError("each of secondary_tiers must be an object with a 'type'")
+    kind = tier.get("type")
+    if kind in NATIVE_TIER_TYPES_NOT_HERE:
+        raise ConfigError(f"a tier of type '{kind}' is not implemented; use 'fs'")
+    if kind != "fs":
+        raise ConfigError(f"unknown tier type '{kind}'{nearest(str(kind), ('fs',))}")
+    for key in tier:
+        if key not in TIER_KEYS:
+            raise ConfigError(f"unknown key '{key}' of a tier{nearest(str(key), TIER_KEYS)}")
+    root_dir = tier.get("root_dir")
+    if not isinstance(root_dir, str) or not root_dir:
+        raise ConfigError("root_dir of a tier must name a directory")
+    size = tier.get("size_bytes")
+    return DiskConfig(
+        root_dir=Path(root_dir),
+        size_bytes=4 * ram_bytes if size is None else _size("size_bytes", size),
+        size_is_default=size is None,
+        read_threads=_count("n_read_threads", tier.get("n_read_threads", 8)),
+        write_threads=_count("n_write_threads", tier.get("n_write_threads", 4)),
+    )
+
+
+def _size(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ConfigError(f"{key} must be a whole number of bytes, got {value!r}")
+    if value <= 0:
+        raise ConfigError(f"{key} must be greater than 0, got {value!r}")
+    return int(value)
+
+
+def _count(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 256:
+        raise ConfigError(f"{key} must be a whole number from 1 to 256, got {value!r}")
+    return value
+
+
+def _seconds(config: Mapping[str, object], key: str, default: float, *, minimum: float) -> float:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= minimum:
+        raise ConfigError(f"{key} must be a number of seconds, {minimum:g} or more, got {value!r}")
+    return float(value)
+
+
+def _text(config: Mapping[str, object], key: str) -> str | None:
+    value = config.get(key)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(f"{key} must be a non-empty text, got {value!r}")
+    return value
+
+
+def _path(config: Mapping[str, object], key: str) -> Path | None:
+    value = _text(config, key)
+    return None if value is None else Path(value)
+
+
+def _choice(config: Mapping[str, object], key: str, known: Sequence[str], default: str) -> str:
+    value = config.get(key, default)
+    if value not in known:
+        raise ConfigError(f"{key} can't be {value!r}{nearest(str(value), known)}")
+    return str(value)

@@ -1,0 +1,56 @@
+"""A lease: what one waiting request was promised, and how far it has come."""
+
+from __future__ import annotations
+
+import enum
+
+from emberkv.domain.types import ChunkKey, Level, RequestId, VisitId
+
+
+class Phase(enum.Enum):
+    """`QUEUED → PLANNED → ANSWERED`; a queued lease may be answered without a plan."""
+
+    QUEUED = "queued"
+    PLANNED = "planned"
+    ANSWERED = "answered"
+
+
+class Lease:
+    """Pins on a chain's chunks in RAM, from the plan until the request has loaded or ended.
+
+    `keys[:cut]` is what the request may still get, `keys[:ready]` what it can have now,
+    `keys[:pinned]` what the lease pins; `ready ≤ pinned` and `ready ≤ cut ≤ len(keys)`.
+    """
+
+    __slots__ = (
+        "asked_at_s",
+        "asked_step",
+        "cut",
+        "keys",
+        "origins",
+        "phase",
+        "pinned",
+        "ready",
+        "request",
+        "visit",
+        "waited_s",
+    )
+
+    def __init__(self, request: RequestId, keys: tuple[ChunkKey, ...], visit: VisitId) -> None:
+        self.request = request
+        self.keys = keys
+        self.visit = visit
+        self.phase = Phase.QUEUED
+        self.cut = len(keys)
+        self.ready = 0
+        self.pinned = 0
+        self.waited_s = 0.0
+        self.asked_at_s = 0.0
+        self.asked_step = -2
+        self.origins: dict[ChunkKey, Level] = {}
+
+    def asked(self, step: int, now_s: float) -> None:
+        """Count the time since the last step as waited, if the request was asked for then too."""
+        if step == self.asked_step + 1:
+            self.waited_s += now_s - self.asked_at_s
+        self.asked_step, self.asked_at_s = step, now_s

@@ -1,0 +1,29 @@
+"""The limits of a tier stack; each is an argument, none is infinite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emberkv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what the stack lets be under way at once, and on how long anyone waits."""
+
+    write_behind_chunks: int = 4096
+    """Chunks under way to one tier below; more are shed, and offered again at their next use."""
+
+    promotion_chunks: int = 65536
+    """Chunks under way up to RAM; a promotion beyond it waits its turn."""
+
+    max_wait_s: float = 30.0
+    """A request waits no longer than this for its promotion, turn included."""
+
+    max_stall_s: float = 1.0
+    """A tier that finishes nothing for so long, with work to do, is not waited for."""
+
+    def __post_init__(self) -> None:
+        for name in ("write_behind_chunks", "promotion_chunks", "max_wait_s", "max_stall_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}")

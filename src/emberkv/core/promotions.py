@@ -1,0 +1,222 @@
+"""Promotions: whole chains are leased, planned in turn, waited for within limits, and let go.
+
+A lease is planned at once if its chain fits beside what others hold. If it does not, but would
+once the others have loaded, it waits its turn, first come first served. If nobody holds anything
+that could be let go, it is cut to what fits. So a chain longer than RAM is served in part, and of
+many chains that do not fit together each gets its turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from emberkv.core.counts import Event
+from emberkv.core.leases import Lease, Phase
+from emberkv.core.residents import Resident, Residents, State
+from emberkv.core.transfers import Transfers
+from emberkv.domain.types import RAM, ChunkKey, Drop, Level, RequestId, Slot
+
+
+class Promotions:
+    """The leases of all waiting requests, and the queue of those whose turn has not come."""
+
+    def __init__(
+        self,
+        tiers: Sequence[Residents],
+        transfers: Transfers,
+        counts: Counter[tuple[Event, Level]],
+    ) -> None:
+        self._tiers = tiers
+        self._transfers = transfers
+        self._limits = transfers.limits
+        self._counts = counts
+        self._leases: dict[RequestId, Lease] = {}
+        self._queue: dict[RequestId, Lease] = {}
+        self._holders: dict[ChunkKey, list[Lease]] = {}
+
+    def open(self, lease: Lease, now_s: float) -> Drop | None:
+        """Take in a lease; a request has one at a time."""
+        self.close(lease.request)
+        self._leases[lease.request] = lease
+        self._queue[lease.request] = lease
+        return self.settle(now_s)
+
+    def lease(self, request: RequestId) -> Lease | None:
+        return self._leases.get(request)
+
+    def leases(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def settle(self, now_s: float) -> Drop | None:
+        """Plan leases from the head of the queue for as long as they fit; returns who left RAM."""
+        left: list[Resident] = []
+        while self._queue:
+            lease = next(iter(self._queue.values()))
+            if not self._fits(lease):
+                break
+            del self._queue[lease.request]
+            left += self._plan(lease, now_s)
+        if not left:
+            return None
+        self._counts[Event.EVICTED, RAM] += len(left)
+        return Drop(RAM, tuple(r.key for r in left), tuple(r.slot for r in left))
+
+    def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
+        """Whether the request should go on waiting; the last `False` answers its lease."""
+        lease = self._leases.get(request)
+        if lease is None or lease.phase is Phase.ANSWERED:
+            return False
+        lease.asked(step, now_s)
+        self._advance(lease)
+        if lease.phase is Phase.PLANNED and lease.ready >= lease.cut:
+            self._answer(lease)
+            return False
+        spent = lease.waited_s >= self._limits.max_wait_s
+        if spent or self._stalled(lease, now_s):
+            self._counts[Event.WAIT_SPENT, RAM] += lease.cut - lease.ready
+            self._answer(lease)
+            return False
+        return True
+
+    def failed(self, key: ChunkKey) -> None:
+        """A chunk will not arrive: every lease that waits for it is cut before it."""
+        for lease in list(self._holders.get(key, ())):
+            at = lease.keys.index(key)
+            if at < lease.cut:
+                self._cut(lease, at)
+
+    def close(self, request: RequestId) -> None:
+        """Give back what a request's lease pins."""
+        lease = self._leases.pop(request, None)
+        if lease is not None:
+            self._queue.pop(request, None)
+            self._cut(lease, 0)
+
+    def clear(self) -> None:
+        """Forget every lease; the residents they pin are forgotten with them."""
+        self._leases.clear()
+        self._queue.clear()
+        self._holders.clear()
+
+    # ── inner ────────────────────────────────────────────────────────────────────────────────
+
+    def _missing(self, lease: Lease) -> int:
+        entries = self._tiers[RAM].entries
+        return sum(key not in entries for key in lease.keys)
+
+    def _fits(self, lease: Lease) -> bool:
+        """Whether a lease should be planned now rather than wait for others to finish."""
+        ram = self._tiers[RAM]
+        missing = self._missing(lease)
+        under_way = self._transfers.under_way(RAM)
+        if under_way and under_way + missing > self._limits.promotion_chunks:
+            return False
+        room = ram.slot_count - ram.pinned_count - len(ram.held)
+        # Half of RAM is worth starting with: a chain longer than RAM must not wait for silence.
+        return room >= min(missing, ram.slot_count // 2) or not ram.pinned_count
+
+    def _plan(self, lease: Lease, now_s: float) -> list[Resident]:
+        """Pin what is there, make room for what is not, start the copies; cut where that ends."""
+        ram = self._tiers[RAM]
+        missing = self._missing(lease)
+        for key in lease.keys:  # before making room, so that the chain does not evict itself
+            resident = ram.entries.get(key)
+            if resident is not None:
+                ram.pin(resident)
+        left = ram.make_room(missing, lease.visit)
+        for key in lease.keys:
+            resident = ram.entries.get(key)
+            if resident is not None:
+                ram.unpin(resident)
+        lease.phase = Phase.PLANNED
+        run: list[tuple[Level, Resident, Slot]] = []
+        parent: ChunkKey | None = None
+        for index, key in enumerate(lease.keys):
+            if not self._take_in(lease, key, parent, run):
+                self._counts[Event.PROMOTION_CUT, RAM] += len(lease.keys) - index
+                lease.cut = index
+                break
+            parent = key
+        for level, steps in groupby(run, key=lambda step: step[0]):
+            pairs = [(resident, slot) for _, resident, slot in steps]
+            self._transfers.start(level, RAM, pairs, now_s)
+        self._advance(lease)
+        return left
+
+    def _take_in(
+        self,
+        lease: Lease,
+        key: ChunkKey,
+        parent: ChunkKey | None,
+        run: list[tuple[Level, Resident, Slot]],
+    ) -> bool:
+        """Pin one more chunk for a lease, planning its copy if it is below; False to cut here."""
+        ram = self._tiers[RAM]
+        resident = ram.entries.get(key)
+        if resident is None:
+            below = self._below(key)
+            if below is None or not ram.free_count:
+                return False
+            level, source = below
+            resident = ram.insert((key,), source.parent, lease.visit)[0]
+            run.append((level, source, resident.slot))
+            lease.origins[key] = level
+        elif resident.state is State.WRITING:
+            origin = self._transfers.origin(key)
+            if origin is None:
+                return False  # the engine is writing it; nothing says when that ends
+            lease.origins[key] = origin
+        elif resident.state is not State.READY:
+            return False
+        ram.pin(resident)
+        lease.pinned += 1
+        if resident.state is State.WRITING:
+            self._holders.setdefault(key, []).append(lease)
+        return True
+
+    def _below(self, key: ChunkKey) -> tuple[Level, Resident] | None:
+        for level in range(1, len(self._tiers)):
+            resident = self._tiers[level].entries.get(key)
+            if resident is not None and resident.state is State.READY:
+                return Level(level), resident
+        return None
+
+    def _advance(self, lease: Lease) -> None:
+        """Move `ready` over what has arrived."""
+        ram = self._tiers[RAM]
+        while lease.ready < min(lease.cut, lease.pinned):
+            key = lease.keys[lease.ready]
+            if not ram.ready(key):
+                break
+            lease.ready += 1
+
+    def _stalled(self, lease: Lease, now_s: float) -> bool:
+        """Whether the tier that the lease waits for has stopped moving."""
+        if lease.phase is Phase.QUEUED:
+            levels = [Level(level) for level in range(1, len(self._tiers))]
+        else:
+            origin = self._transfers.origin(lease.keys[lease.ready])
+            levels = [] if origin is None else [origin]
+        return any(self._transfers.stalled(level, now_s) for level in levels)
+
+    def _answer(self, lease: Lease) -> None:
+        """Settle for what is ready, and keep only that pinned."""
+        self._queue.pop(lease.request, None)
+        lease.phase = Phase.ANSWERED
+        self._cut(lease, lease.ready)
+
+    def _cut(self, lease: Lease, at: int) -> None:
+        """Promise only `keys[:at]`; give back the pins behind it."""
+        ram = self._tiers[RAM]
+        for key in lease.keys[at : lease.pinned]:
+            ram.unpin(ram.entries[key])
+            holders = self._holders.get(key)
+            if holders is not None and lease in holders:
+                holders.remove(lease)
+                if not holders:
+                    del self._holders[key]
+        lease.pinned = min(lease.pinned, at)
+        lease.ready = min(lease.ready, at)
+        lease.cut = min(lease.cut, at)

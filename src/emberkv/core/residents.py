@@ -1,0 +1,210 @@
+"""Which chunks sit in one tier: the only place that counts slots, pins and children."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+from emberkv.domain.types import ChunkKey, Entry, Slot, VisitId
+from emberkv.errors import InvariantError
+from emberkv.policy.eviction.base import EvictionPolicy
+
+
+class State(enum.Enum):
+    """Where a resident's bytes stand: `WRITING → READY`, and `LOST` until the last pin is gone."""
+
+    WRITING = "writing"
+    READY = "ready"
+    LOST = "lost"
+
+
+class Resident:
+    """One chunk's entry in one tier."""
+
+    __slots__ = ("key", "parent", "pins", "slot", "state", "visit")
+
+    def __init__(self, key: ChunkKey, parent: ChunkKey | None, slot: Slot, visit: VisitId) -> None:
+        self.key = key
+        self.parent = parent
+        self.slot = slot
+        self.visit = visit
+        self.state = State.WRITING
+        self.pins = 0
+
+    def __repr__(self) -> str:
+        name = self.key.hex()[:12]
+        return f"Resident({name}, slot={self.slot}, {self.state.value}, pins={self.pins})"
+
+
+class Residents:
+    """The chunks of one tier of `slot_count` slots.
+
+    A slot is free, held (its bytes may still be touched by someone outside), or taken by one
+    resident. The policy's keys are exactly the residents' keys.
+    """
+
+    def __init__(self, slot_count: int, chunk_bytes: int, policy: EvictionPolicy) -> None:
+        self.slot_count = slot_count
+        self.chunk_bytes = chunk_bytes
+        self.policy = policy
+        self.entries: dict[ChunkKey, Resident] = {}
+        self.children: dict[ChunkKey, int] = {}
+        self.held: dict[Slot, int] = {}
+        self.pinned_count = 0
+        self._free: list[Slot] = [Slot(slot) for slot in range(slot_count - 1, -1, -1)]
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.slot_count * self.chunk_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of slots that can't be given out: taken and held."""
+        return (self.slot_count - len(self._free)) * self.chunk_bytes
+
+    @property
+    def free_count(self) -> int:
+        return len(self._free)
+
+    def ready(self, key: ChunkKey) -> bool:
+        resident = self.entries.get(key)
+        return resident is not None and resident.state is State.READY
+
+    def insert(
+        self, keys: Sequence[ChunkKey], parent: ChunkKey | None, visit: VisitId
+    ) -> list[Resident]:
+        """Give a run of consecutive chunks a free slot each; they start as WRITING."""
+        inserted = []
+        for key in keys:
+            inserted.append(self._enter(key, parent, self._free.pop(), visit))
+            parent = key
+        self.policy.insert(keys, visit)
+        return inserted
+
+    def adopt(self, entries: Sequence[Entry], visit: VisitId) -> None:
+        """Take in chunks found in held slots at start; they are READY."""
+        for entry in entries:
+            if not self._unhold(entry.slot):
+                raise InvariantError(f"slot {entry.slot} of an adopted chunk is held twice")
+            self._enter(entry.key, entry.parent, entry.slot, visit).state = State.READY
+        self.policy.insert([entry.key for entry in entries], visit)
+
+    def pin(self, resident: Resident) -> None:
+        if not resident.pins:
+            self.pinned_count += 1
+        resident.pins += 1
+
+    def unpin(self, resident: Resident) -> bool:
+        """Give a pin back; True if that let a LOST chunk go."""
+        if resident.pins <= 0:
+            raise InvariantError(f"unpin of an unpinned chunk: {resident!r}")
+        resident.pins -= 1
+        if resident.pins:
+            return False
+        self.pinned_count -= 1
+        if resident.state is State.LOST:
+            self._leave(resident)
+            return True
+        return False
+
+    def lose(self, resident: Resident) -> None:
+        """Forget a chunk whose bytes are not what they should be; its pins keep the slot."""
+        if resident.state is not State.LOST:
+            resident.state = State.LOST
+            if not resident.pins:
+                self._leave(resident)
+
+    def make_room(self, wanted_slots: int, visit: VisitId | None) -> list[Resident]:
+        """Evict until `wanted_slots` are free, as far as that is possible; returns who left.
+
+        Only READY, unpinned chunks without resident children leave, never a chunk of `visit`.
+        """
+        missing = wanted_slots - len(self._free)
+        if missing <= 0:
+            return []
+        leaving: list[Resident] = []
+        orphaned: dict[ChunkKey, int] = {}  # children that leave in this very call
+        for key in self.policy.victims():
+            resident = self.entries[key]
+            if resident.pins or resident.state is not State.READY or resident.visit == visit:
+                continue
+            if self.children.get(key, 0) > orphaned.get(key, 0):
+                continue
+            leaving.append(resident)
+            if resident.parent is not None:
+                orphaned[resident.parent] = orphaned.get(resident.parent, 0) + 1
+            if len(leaving) == missing:
+                break
+        for resident in leaving:
+            self._evict(resident)
+        return leaving
+
+    def hold(self, slots: Iterable[Slot]) -> None:
+        """Take free slots out of use."""
+        for slot in slots:
+            self.held[slot] = self.held.get(slot, 0) + 1
+        self._free = [slot for slot in self._free if slot not in self.held]
+
+    def free_held(self, slots: Iterable[Slot]) -> None:
+        """Give one hold on each slot back; a slot is free when its last hold is gone."""
+        for slot in slots:
+            if self._unhold(slot):
+                self._free.append(slot)
+
+    def clear(self, hold: Iterable[Slot]) -> None:
+        """Forget every chunk; slots that someone still touches are held, once per mention."""
+        for slot in hold:
+            self.held[slot] = self.held.get(slot, 0) + 1
+        for key in self.entries:
+            self.policy.discard(key)
+        self.entries.clear()
+        self.children.clear()
+        self.pinned_count = 0
+        self._free = [
+            Slot(slot)
+            for slot in range(self.slot_count - 1, -1, -1)
+            if Slot(slot) not in self.held
+        ]
+
+    def free_slots(self) -> frozenset[Slot]:
+        """For checks: O(slots)."""
+        return frozenset(self._free)
+
+    def _enter(
+        self, key: ChunkKey, parent: ChunkKey | None, slot: Slot, visit: VisitId
+    ) -> Resident:
+        resident = Resident(key, parent, slot, visit)
+        self.entries[key] = resident
+        if parent is not None:
+            self.children[parent] = self.children.get(parent, 0) + 1
+        return resident
+
+    def _unhold(self, slot: Slot) -> bool:
+        """Give one hold back; True if it was the last."""
+        holds = self.held[slot] - 1
+        if holds:
+            self.held[slot] = holds
+            return False
+        del self.held[slot]
+        return True
+
+    def _evict(self, resident: Resident) -> None:
+        if self.children.get(resident.key):
+            raise InvariantError(f"a chunk left before its children: {resident!r}")
+        self.policy.evict(resident.key)
+        self._remove(resident)
+
+    def _leave(self, resident: Resident) -> None:
+        self.policy.discard(resident.key)
+        self._remove(resident)
+
+    def _remove(self, resident: Resident) -> None:
+        del self.entries[resident.key]
+        self._free.append(resident.slot)
+        parent = resident.parent
+        if parent is not None:
+            left = self.children[parent] - 1
+            if left:
+                self.children[parent] = left
+            else:
+                del self.children[parent]

@@ -1,0 +1,387 @@
+"""The tier stack: decides which chunks sit where, and never moves a byte itself.
+
+A driver calls it, carries out the effects it leaves, and reports how they ended:
+
+    request's chain ─► residence, promote, waiting ─► load … loaded
+    computed chunks ─► offload … stored                            ─► take_effects ─► driver
+                       done ◄─────────────────────────────────────────────────────────┘
+
+Rules kept here are listed in `emberkv.core.check`. Same calls with the same `now_s` make the same
+decisions: the simulator and the live driver run this one class.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from emberkv.core.counts import Event
+from emberkv.core.leases import Lease
+from emberkv.core.limits import Limits
+from emberkv.core.promotions import Promotions
+from emberkv.core.residents import Resident, Residents, State
+from emberkv.core.transfers import Transfers
+from emberkv.domain.types import (
+    RAM,
+    ChunkKey,
+    Copy,
+    Drop,
+    Effect,
+    Entry,
+    Level,
+    Outcome,
+    RequestId,
+    Slot,
+    TransferId,
+    VisitId,
+)
+from emberkv.errors import InvariantError
+
+
+@dataclass(slots=True)
+class _Visit:
+    """One request's pass over its chain: its id, and the last chunk it used per tier."""
+
+    id: VisitId
+    tails: dict[Level, ChunkKey] = field(default_factory=dict)
+
+
+class TierStack:
+    """RAM (level 0) and the tiers below it.
+
+    `tiers[0]` is the only one the engine touches; it is offered to the engine, written by it, and
+    everything below is staged through it.
+    """
+
+    def __init__(self, tiers: Sequence[Residents], limits: Limits) -> None:
+        self.tiers = tuple(tiers)
+        self.limits = limits
+        self.counts: Counter[tuple[Event, Level]] = Counter()
+        self.transfers = Transfers(self.tiers, limits)
+        self.promotions = Promotions(self.tiers, self.transfers, self.counts)
+        self._drops: list[Drop] = []
+        self._visits: dict[RequestId, _Visit] = {}
+        self._next_visit = 0
+        self._loads: dict[RequestId, tuple[ChunkKey, ...]] = {}
+        self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
+        self._fenced: list[Slot] = []
+
+    # ── look up ──────────────────────────────────────────────────────────────────────────────
+
+    def residence(self, key: ChunkKey, now_s: float) -> Level | None:
+        """The nearest tier that has the chunk, or will have it without the engine's help.
+
+        RAM means that the engine can load it now. Moves nothing, changes nothing.
+        """
+        resident = self.tiers[RAM].entries.get(key)
+        if resident is not None:
+            if resident.state is State.READY:
+                return RAM
+            return self.transfers.origin(key)
+        for level in range(1, len(self.tiers)):
+            if self.tiers[level].ready(key) and not self.transfers.stalled(Level(level), now_s):
+                return Level(level)
+        return None
+
+    def promote(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+        """Lease a whole chain for a request, and plan the copies that bring it into RAM.
+
+        `keys` are consecutive, head first, each with a residence. What fits is pinned until the
+        request has loaded or ended; if nothing can start now the lease waits its turn.
+        """
+        visit = self._visit(request)
+        self._touch(visit, keys, None)
+        lease = Lease(request, tuple(keys), visit.id)
+        self._drop(self.promotions.open(lease, now_s))
+
+    def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
+        """Whether a request's promotion is worth another step of waiting.
+
+        False once everything promised is ready, the wait is spent, or the tier below stalls; what
+        is ready by then stays pinned for the request. `step` counts the caller's rounds.
+        """
+        return self.promotions.waiting(request, step, now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Plan promotions whose turn has come; once per step."""
+        self._drop(self.promotions.settle(now_s))
+
+    # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
+
+    def offload(
+        self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None, now_s: float
+    ) -> list[Resident]:
+        """Admit newly computed consecutive chunks to RAM; returns those the engine shall write.
+
+        Also the signal that the request used all of `keys`. Chunks already there, or being
+        written, are left out; from the first that finds no room on, nothing is admitted.
+        """
+        visit = self._visit(request)
+        ram = self.tiers[RAM]
+        self._touch(visit, keys, parent)
+        if parent is not None and not self._anywhere(parent):
+            self.counts[Event.REFUSED_UNREACHABLE, RAM] += len(keys)
+            return []
+        missing = sum(key not in ram.entries for key in keys)
+        self._drop(self._evicted(RAM, ram.make_room(missing, visit.id)))
+        admitted: list[Resident] = []
+        for index, key in enumerate(keys):
+            if key in ram.entries:
+                parent = key
+                continue
+            if not ram.free_count:
+                left_out = sum(later not in ram.entries for later in keys[index:])
+                self.counts[Event.REFUSED_NO_ROOM, RAM] += left_out
+                break
+            admitted += ram.insert((key,), parent, visit.id)
+            visit.tails[RAM] = parent = key
+        if admitted:
+            pending = self._stores.setdefault(request, {})
+            pending.update((resident.key, None) for resident in admitted)
+            self.counts[Event.ADMITTED, RAM] += len(admitted)
+        self._write_behind(visit, keys, now_s)
+        return admitted
+
+    def stored(self, request: RequestId, keys: Collection[ChunkKey], now_s: float) -> list[Resident]:
+        """The engine has written admitted chunks: they become usable and are written behind.
+
+        Returns them in chain order.
+        """
+        pending = self._stores.get(request, {})
+        done = [key for key in pending if key in keys]
+        ram = self.tiers[RAM]
+        published: list[Resident] = []
+        for key in done:
+            del pending[key]
+            resident = ram.entries[key]
+            resident.state = State.READY
+            published.append(resident)
+        if not pending:
+            self._stores.pop(request, None)
+        if published:
+            self._write_behind(self._visit_of(request, published[-1]), done, now_s)
+        return published
+
+    def load(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> list[Resident]:
+        """Pin chunks that the engine is about to read from RAM. All must be READY."""
+        if request in self._loads:
+            raise InvariantError(f"request {request} loads twice at once")
+        ram = self.tiers[RAM]
+        residents = [ram.entries.get(key) for key in keys]
+        found = [r for r in residents if r is not None and r.state is State.READY]
+        if len(found) != len(keys):
+            raise InvariantError(f"request {request} loads chunks that are not ready")
+        self._touch(self._visit(request), keys, found[0].parent if found else None)
+        for resident in found:
+            ram.pin(resident)
+        self._loads[request] = tuple(keys)
+        self._write_behind(self._visit(request), keys, now_s)
+        return found
+
+    def loaded(self, request: RequestId) -> None:
+        """The engine has read what `load` pinned; the request's lease ends with it."""
+        ram = self.tiers[RAM]
+        for key in self._loads.pop(request, ()):
+            ram.unpin(ram.entries[key])
+        self.promotions.close(request)
+
+    def scheduled(self, request: RequestId) -> None:
+        """The engine runs the request: unless it is loading, its lease has served."""
+        if request not in self._loads:
+            self.promotions.close(request)
+
+    def end(self, request: RequestId) -> None:
+        """The request is over; copies already under way for it go on."""
+        if request not in self._loads:
+            self.promotions.close(request)
+        self._visits.pop(request, None)
+
+    # ── tiers below ──────────────────────────────────────────────────────────────────────────
+
+    def take_effects(self) -> list[Effect]:
+        """The work that follows from the calls since the last time, in order."""
+        drops, self._drops = self._drops, []
+        return [*drops, *self.transfers.take()]
+
+    def done(
+        self, transfer: TransferId, results: Sequence[tuple[int, Outcome]], now_s: float
+    ) -> list[Resident]:
+        """Some chunks of a copy have ended, by their index in it; returns those now in RAM."""
+        copy, stale = self.transfers.finish(transfer, results, now_s)
+        if stale:
+            indices = [index for index, _ in results]
+            self.tiers[copy.target].free_held([copy.target_slots[index] for index in indices])
+            self.tiers[copy.source].free_held([copy.source_slots[index] for index in indices])
+            return []
+        arrived: list[Resident] = []
+        for index, outcome in results:
+            self._end_chunk(copy, index, outcome, arrived)
+        return arrived
+
+    def adopt(self, level: Level, entries: Sequence[Entry]) -> None:
+        """Take in chunks that a tier still holds from an earlier run, oldest first."""
+        run: list[Entry] = []
+        tier = self.tiers[level]
+        for entry in entries:
+            if entry.key in tier.entries:
+                tier.free_held((entry.slot,))
+                continue
+            if run and entry.parent != run[-1].key:
+                tier.adopt(run, self._new_visit())
+                run = []
+            run.append(entry)
+        if run:
+            tier.adopt(run, self._new_visit())
+
+    def reset(self) -> None:
+        """Forget everything in every tier.
+
+        Slots that the engine's workers or a driver may still touch are not given out again before
+        those copies are done: see `unfence` and `done`.
+        """
+        self.promotions.clear()
+        touched = self.transfers.abandon()
+        ram = self.tiers[RAM]
+        busy = {key for keys in self._loads.values() for key in keys}
+        busy.update(key for keys in self._stores.values() for key in keys)
+        fenced = sorted(ram.entries[key].slot for key in busy)
+        touched.setdefault(RAM, []).extend(fenced)
+        for level, tier in enumerate(self.tiers):
+            self._drop(self._drop_of(Level(level), list(tier.entries.values())))
+            tier.clear(touched.get(Level(level), []))
+        self._fenced += fenced
+        self._loads.clear()
+        self._stores.clear()
+        self._visits.clear()
+
+    def unfence(self) -> None:
+        """The engine's workers are done with every job from before the last reset."""
+        self.tiers[RAM].free_held(self._fenced)
+        self._fenced = []
+
+    # ── inner ────────────────────────────────────────────────────────────────────────────────
+
+    def _anywhere(self, key: ChunkKey) -> bool:
+        return any(key in tier.entries for tier in self.tiers)
+
+    def _end_chunk(
+        self, copy: Copy, index: int, outcome: Outcome, arrived: list[Resident]
+    ) -> None:
+        """Account for one ended chunk of a copy, whichever way it went."""
+        key = copy.keys[index]
+        source, target = self.tiers[copy.source], self.tiers[copy.target]
+        resident = target.entries[key]
+        upward = copy.target < copy.source
+        if outcome is Outcome.OK:
+            resident.state = State.READY
+            self.counts[Event.PROMOTED if upward else Event.WRITTEN_BEHIND, copy.target] += 1
+            if upward:
+                arrived.append(resident)
+        else:
+            event = Event.PROMOTION_FAILED if upward else Event.WRITE_BEHIND_FAILED
+            self.counts[event, copy.source if upward else copy.target] += 1
+            if upward:
+                self.promotions.failed(key)
+            self._drop(self._drop_of(copy.target, [resident]))
+            target.lose(resident)
+        origin = source.entries[key]
+        source.unpin(origin)
+        if upward and outcome in (Outcome.CORRUPT, Outcome.ABSENT):
+            self.counts[Event.LOST, copy.source] += 1
+            source.lose(origin)
+
+    def _write_behind(self, visit: _Visit, keys: Sequence[ChunkKey], now_s: float) -> None:
+        """Start copies one tier down for usable chunks that are not there yet."""
+        for level in range(1, len(self.tiers)):
+            above, below = self.tiers[level - 1], self.tiers[level]
+            run: list[Resident] = []
+            for key in keys:
+                resident = above.entries.get(key)
+                if resident is None or resident.state is not State.READY or key in below.entries:
+                    continue
+                run.append(resident)
+            if run:
+                self._write_run(visit, Level(level), run, now_s)
+
+    def _write_run(
+        self, visit: _Visit, level: Level, run: list[Resident], now_s: float
+    ) -> None:
+        below = self.tiers[level]
+        room = max(0, self.limits.write_behind_chunks - self.transfers.under_way(level))
+        self.counts[Event.SHED_QUEUE_FULL, level] += max(0, len(run) - room)
+        run = run[:room]
+        self._drop(self._evicted(level, below.make_room(len(run), visit.id)))
+        admitted: list[tuple[Resident, Slot]] = []
+        for resident in run:
+            reachable = resident.parent is None or resident.parent in below.entries
+            if not reachable or not below.free_count:
+                event = Event.SHED_NO_ROOM if reachable else Event.REFUSED_UNREACHABLE
+                self.counts[event, level] += 1
+                continue
+            target = below.insert((resident.key,), resident.parent, visit.id)[0]
+            visit.tails[level] = resident.key
+            admitted.append((resident, target.slot))
+        self.transfers.start(Level(level - 1), level, admitted, now_s)
+
+    def _visit(self, request: RequestId) -> _Visit:
+        visit = self._visits.get(request)
+        if visit is None:
+            visit = self._visits[request] = _Visit(self._new_visit())
+        return visit
+
+    def _visit_of(self, request: RequestId, resident: Resident) -> _Visit:
+        """The request's visit, or after its end the one that its chunks were last used by."""
+        return self._visits.get(request) or _Visit(resident.visit)
+
+    def _new_visit(self) -> VisitId:
+        self._next_visit += 1
+        return VisitId(self._next_visit)
+
+    def _touch(
+        self, visit: _Visit, keys: Sequence[ChunkKey], parent: ChunkKey | None
+    ) -> None:
+        """Note in every tier that a visit used `keys` and, the first time, all that leads there."""
+        for level, tier in enumerate(self.tiers):
+            entries = tier.entries
+            used = [entries[key] for key in keys if key in entries]
+            before = parent if parent is not None else (used[0].parent if used else None)
+            if before is not None and visit.tails.get(Level(level)) != before:
+                used = self._ancestors(tier, before, visit.id) + used
+            for resident in used:
+                resident.visit = visit.id
+            if used:
+                tier.policy.hit([resident.key for resident in used], visit.id)
+                visit.tails[Level(level)] = used[-1].key
+            else:
+                tier.policy.renew(visit.id)
+
+    @staticmethod
+    def _ancestors(tier: Residents, key: ChunkKey, visit: VisitId) -> list[Resident]:
+        """The resident chunks from `key` up to the chain's head, head first."""
+        found: list[Resident] = []
+        at: ChunkKey | None = key
+        while at is not None:
+            resident = tier.entries.get(at)
+            if resident is None or resident.visit == visit:
+                break
+            found.append(resident)
+            at = resident.parent
+        found.reverse()
+        return found
+
+    def _evicted(self, level: Level, residents: Sequence[Resident]) -> Drop | None:
+        self.counts[Event.EVICTED, level] += len(residents)
+        return self._drop_of(level, residents)
+
+    @staticmethod
+    def _drop_of(level: Level, residents: Sequence[Resident]) -> Drop | None:
+        if not residents:
+            return None
+        return Drop(
+            level, tuple(r.key for r in residents), tuple(r.slot for r in residents)
+        )
+
+    def _drop(self, drop: Drop | None) -> None:
+        if drop is not None:
+            self._drops.append(drop)

@@ -1,0 +1,77 @@
+"""What a driver is: it carries out copies, and says how they ended, without ever blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from emberkv.domain.types import Copy, Entry, Level, Outcome, Slot, TransferId
+from emberkv.live.arena import Arena
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """Some chunks of a copy have ended; `busy_s` is the time one thread spent on them."""
+
+    transfer: TransferId
+    results: tuple[tuple[int, Outcome], ...]
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Chunks that a tier still holds from an earlier run, oldest first; several per tier.
+
+    `last` says that the tier has named all it has: slots not named are free.
+    """
+
+    level: Level
+    entries: tuple[Entry, ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierDown:
+    """A tier can't be used from now on; copies to and from it end as SHED."""
+
+    level: Level
+    reason: str
+
+
+Report = CopyProgress | Found | TierDown
+
+
+class Driver(Protocol):
+    """The scheduler's side of whoever moves bytes between tiers. No call blocks or raises."""
+
+    @property
+    def arena(self) -> Arena: ...
+
+    @property
+    def slot_counts(self) -> tuple[int, ...]:
+        """Slots per tier, RAM first."""
+        ...
+
+    def submit(self, copies: Sequence[Copy]) -> None:
+        """Start copies; each chunk of each is reported once, in any order."""
+        ...
+
+    def seal(self, slots: Sequence[Slot]) -> None:
+        """Have READY rows checksummed, so that a restarted engine can take them over."""
+        ...
+
+    def poll(self) -> list[Report]:
+        """What has happened since the last call."""
+        ...
+
+    def reset(self) -> bool:
+        """Make what the tiers hold unusable for ever, durably; False if a tier could not.
+
+        The one call that waits (bounded): old weights' KV must be gone when it returns.
+        """
+        ...
+
+    def close(self, *, clean: bool) -> None:
+        """Let go; a clean close ends what outlives a crash."""
+        ...
