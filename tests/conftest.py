@@ -1,0 +1,38 @@
+"""What every test shares: Hypothesis profiles, the time an engine test gets, the real model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from emberkv.testing.models import prepare_smollm2
+
+ENGINE_TIMEOUT_S = 900
+
+# No deadline: how long an example takes says more of the machine than of the code.
+for _name, _examples in (("dev", 50), ("ci", 200), ("nightly", 5000)):
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if "CI" in os.environ else "dev")
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("engine") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The directory of SmolLM2-135M-Instruct; its first use on a machine makes it."""
+    return prepare_smollm2()
