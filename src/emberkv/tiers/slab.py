@@ -1,0 +1,412 @@
+"""A disk tier's storage: fixed slots in one preallocated file, one record per slot beside it.
+
+Writing a slot takes three steps: its record is cleared, the payload is written, the new record is
+written. None of them waits for the device. A crash between them leaves the slot empty; a power
+loss may keep any of the three, and then the payload does not match the checksum in the record.
+Reading therefore always compares, and what does not match is never handed out.
+
+Payloads whose memory is page-aligned and whose size is a multiple of 4096 go between caller and
+device without a copy; others pass through an aligned buffer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import xxhash
+
+from emberkv.domain.types import ChunkKey, Entry, Outcome, Slot
+from emberkv.errors import InvariantError, StorageError
+from emberkv.tiers.base import Record
+from emberkv.tiers.block_io import NO_SPACE, AlignedBuffers, is_aligned, read_at, write_at
+from emberkv.tiers.format import (
+    EMPTY_RECORD,
+    HEADER_BYTES,
+    RECORD_BYTES,
+    SlabHeader,
+    SlotRecord,
+    decode_record,
+    decode_records,
+)
+from emberkv.tiers.slab_files import SlabFiles, storage_errors, write_header
+
+RUN_BYTES: Final = 4 << 20
+"""At most so many bytes, but at least one slot, go to the device in one call."""
+
+SCAN_RECORDS: Final = 1 << 16
+SPACE_CHECK_S: Final = 1.0
+
+
+class Slab:
+    """The slots of one namespace on local disk; implements `SlotStorage`.
+
+    Owns `files` until `close`. Any number of threads may call; nothing but counters is locked.
+    After a read that is not OK the payload's content is undefined.
+    """
+
+    def __init__(
+        self,
+        files: SlabFiles,
+        *,
+        reserve_bytes: int = 0,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take over `files`.
+
+        Where the file system could not preallocate, writes end as FULL while it has less than
+        `reserve_bytes` free. Reads the whole index once: about a second per million slots.
+        """
+        self._files = files
+        self._geometry = files.header.geometry
+        self._epoch = files.header.epoch
+        self._space = _FreeSpace(files, reserve_bytes, monotonic_s)
+        self._run_slots = max(1, RUN_BYTES // self._geometry.stride_bytes)
+        self._bounce = AlignedBuffers(self._run_slots * self._geometry.stride_bytes)
+        self._lock = threading.Lock()
+        self._calls_inside = 0
+        self._closed = False
+        self._sealed = False
+        with storage_errors("read the index of", files.directory):
+            records = scan_records(files.index_fd, self.slot_count, self._epoch)
+            self._next_sequence = 1 + max((record.sequence for record in records), default=0)
+
+    @property
+    def slot_count(self) -> int:
+        return self._geometry.slot_count
+
+    @property
+    def payload_bytes(self) -> int:
+        return self._geometry.payload_bytes
+
+    @property
+    def direct_io(self) -> bool:
+        """Whether payloads bypass the page cache."""
+        return self._files.direct_io
+
+    @property
+    def preallocated(self) -> bool:
+        """Whether every slot has its disk blocks, so that no write can run out of space."""
+        return self._files.preallocated
+
+    def write(
+        self, records: Sequence[Record], payloads: Sequence[memoryview], /
+    ) -> Sequence[Outcome]:
+        """Store one payload per record; `checksum` of a record must be that of its payload.
+
+        FULL: no space; FAILED: another error of the device; SHED: closed, or a reset failed. The
+        slot of a chunk that is not OK is empty.
+        """
+        outcomes = [Outcome.SHED] * len(records)
+        self._require_fitting(records, payloads)
+        if not self._enter():
+            return outcomes
+        try:
+            with self._lock:
+                epoch, sequence = self._epoch, self._next_sequence
+                self._next_sequence += len(records)
+                sealed = self._sealed
+            if sealed:
+                return outcomes
+            if self._space.is_low():
+                return [Outcome.FULL] * len(records)
+            for run in self._runs(records):
+                rows = [
+                    SlotRecord(
+                        records[at].key,
+                        records[at].parent,
+                        records[at].slot,
+                        epoch,
+                        sequence + at,
+                        records[at].checksum,
+                    ).encode()
+                    for at in run
+                ]
+                run_outcomes = self._write_run(
+                    records[run[0]].slot, rows, [payloads[at] for at in run]
+                )
+                for at, outcome in zip(run, run_outcomes, strict=True):
+                    outcomes[at] = outcome
+            return outcomes
+        finally:
+            self._leave()
+
+    def read(
+        self, records: Sequence[Record], payloads: Sequence[memoryview], /
+    ) -> Sequence[Outcome]:
+        """Fill one payload per record and compare its checksum with the slot's own record.
+
+        ABSENT: the slot is empty, holds another key or is of an epoch before a reset; CORRUPT:
+        record or payload is not what was written; FAILED: the device returned an error.
+        """
+        outcomes = [Outcome.SHED] * len(records)
+        self._require_fitting(records, payloads)
+        if not self._enter():
+            return outcomes
+        try:
+            epoch = self._epoch
+            for run in self._runs(records):
+                expected = self._expect(run, records, epoch, outcomes)
+                for part in _consecutive([at for at in run if at in expected], records):
+                    run_outcomes = self._read_run(
+                        records[part[0]].slot,
+                        [payloads[at] for at in part],
+                        [expected[at] for at in part],
+                    )
+                    for at, outcome in zip(part, run_outcomes, strict=True):
+                        outcomes[at] = outcome
+            # What was reset while it was being read must not come back as a hit.
+            return outcomes if epoch == self._epoch else [Outcome.ABSENT] * len(records)
+        finally:
+            self._leave()
+
+    def entries(self) -> Iterator[Entry]:
+        """Every chunk of the present epoch, least recently written first, each key once.
+
+        Reads the whole index, about a second per million slots. Raises `StorageError`.
+        """
+        if not self._enter():
+            raise StorageError(f"{self._files.directory}: the slab is closed")
+        try:
+            with storage_errors("read the index of", self._files.directory):
+                found = scan_records(self._files.index_fd, self.slot_count, self._epoch)
+        finally:
+            self._leave()
+        for record in newest_of_each_key(found):
+            yield Entry(record.key, record.parent, Slot(record.slot))
+
+    def reset(self) -> None:
+        """Forget everything by raising the epoch, on the device before this returns.
+
+        Writes under way end in the old epoch. Raises `StorageError` if the epoch can't be made
+        durable; until a later reset can, reads find nothing and writes are SHED.
+        """
+        with self._lock:
+            if self._closed:
+                raise StorageError(f"{self._files.directory}: the slab is closed")
+            self._epoch += 1
+            self._sealed = True
+            header = SlabHeader(self._geometry, self._epoch, self._files.header.digest)
+            with storage_errors("reset", self._files.directory):
+                write_header(self._files.index_fd, header)
+            self._sealed = False
+
+    def close(self) -> None:
+        """Take no more calls; the files are closed and the lock is freed with the last call inside.
+
+        Waits for nothing, so it returns even if the device hangs.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            idle = self._calls_inside == 0
+        if idle:
+            self._files.close()
+
+    def _enter(self) -> bool:
+        with self._lock:
+            if self._closed:
+                return False
+            self._calls_inside += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._calls_inside -= 1
+            last = self._closed and self._calls_inside == 0
+        if last:
+            self._files.close()
+
+    def _require_fitting(self, records: Sequence[Record], payloads: Sequence[memoryview]) -> None:
+        if len(records) != len(payloads):
+            raise InvariantError(f"{len(records)} records with {len(payloads)} payloads")
+        for record, payload in zip(records, payloads, strict=True):
+            if not 0 <= record.slot < self.slot_count:
+                raise InvariantError(f"slot {record.slot} of {self.slot_count}")
+            if payload.nbytes != self.payload_bytes:
+                raise InvariantError(f"{payload.nbytes} bytes for {self.payload_bytes}")
+
+    def _runs(self, records: Sequence[Record]) -> Iterator[list[int]]:
+        """Positions in `records`, ordered by slot, cut into runs of consecutive slots."""
+        in_order = sorted(range(len(records)), key=lambda at: records[at].slot)
+        for run in _consecutive(in_order, records):
+            for start in range(0, len(run), self._run_slots):
+                yield run[start : start + self._run_slots]
+
+    def _record_offset(self, slot: int) -> int:
+        return HEADER_BYTES + slot * RECORD_BYTES
+
+    def _write_run(
+        self, first_slot: int, rows: Sequence[bytes], payloads: Sequence[memoryview]
+    ) -> list[Outcome]:
+        """Write consecutive slots; if the device refuses them together, one by one."""
+        index_fd = self._files.index_fd
+        offset = self._record_offset(first_slot)
+        try:
+            write_at(index_fd, [memoryview(EMPTY_RECORD * len(rows))], offset)
+            self._write_payloads(first_slot, payloads)
+            write_at(index_fd, [memoryview(b"".join(rows))], offset)
+        except OSError as error:
+            if len(rows) > 1:
+                return [
+                    self._write_run(first_slot + at, [row], [payload])[0]
+                    for at, (row, payload) in enumerate(zip(rows, payloads, strict=True))
+                ]
+            return [Outcome.FULL if error.errno in NO_SPACE else Outcome.FAILED]
+        return [Outcome.OK] * len(rows)
+
+    def _write_payloads(self, first_slot: int, payloads: Sequence[memoryview]) -> None:
+        stride = self._geometry.stride_bytes
+        offset = first_slot * stride
+        if self._can_go_straight(payloads):
+            write_at(self._files.data_fd, payloads, offset)
+        else:
+            buffer = self._bounce.take()
+            with memoryview(buffer) as view:
+                for at, payload in enumerate(payloads):
+                    view[at * stride : at * stride + payload.nbytes] = payload.cast("B")
+                with view[: len(payloads) * stride] as used:
+                    write_at(self._files.data_fd, [used], offset)
+            self._bounce.give_back(buffer)
+        self._drop_cached(offset, len(payloads) * stride)
+
+    def _expect(
+        self,
+        run: Sequence[int],
+        records: Sequence[Record],
+        epoch: int,
+        outcomes: list[Outcome],
+    ) -> dict[int, int]:
+        """Payload checksum by position for the slots of `run` that hold the key asked for.
+
+        The outcome of every other position is set.
+        """
+        expected: dict[int, int] = {}
+        first_slot = records[run[0]].slot
+        raw = bytearray(len(run) * RECORD_BYTES)
+        try:
+            with memoryview(raw) as view:
+                got = read_at(self._files.index_fd, [view], self._record_offset(first_slot))
+        except OSError:
+            for at in run:
+                outcomes[at] = Outcome.FAILED
+            return expected
+        rows = bytes(raw[:got])
+        for nth, at in enumerate(run):
+            wanted = records[at]
+            try:
+                row = rows[nth * RECORD_BYTES : (nth + 1) * RECORD_BYTES]
+                found = decode_record(row, wanted.slot)
+            except StorageError:
+                outcomes[at] = Outcome.CORRUPT
+                continue
+            if found is None or found.key != wanted.key or found.epoch != epoch:
+                outcomes[at] = Outcome.ABSENT
+            else:
+                expected[at] = found.payload_checksum
+        return expected
+
+    def _read_run(
+        self, first_slot: int, payloads: Sequence[memoryview], checksums: Sequence[int]
+    ) -> list[Outcome]:
+        """Read and verify consecutive slots; if the device refuses them together, one by one."""
+        try:
+            self._read_payloads(first_slot, payloads)
+        except OSError:
+            if len(payloads) > 1:
+                return [
+                    self._read_run(first_slot + at, [payload], [checksum])[0]
+                    for at, (payload, checksum) in enumerate(zip(payloads, checksums, strict=True))
+                ]
+            return [Outcome.FAILED]
+        return [
+            Outcome.OK if xxhash.xxh3_64_intdigest(payload) == checksum else Outcome.CORRUPT
+            for payload, checksum in zip(payloads, checksums, strict=True)
+        ]
+
+    def _read_payloads(self, first_slot: int, payloads: Sequence[memoryview]) -> None:
+        stride = self._geometry.stride_bytes
+        offset = first_slot * stride
+        if self._can_go_straight(payloads):
+            read_at(self._files.data_fd, payloads, offset)
+        else:
+            buffer = self._bounce.take()
+            with memoryview(buffer) as view:
+                with view[: len(payloads) * stride] as used:
+                    read_at(self._files.data_fd, [used], offset)
+                for at, payload in enumerate(payloads):
+                    payload.cast("B")[:] = view[at * stride : at * stride + payload.nbytes]
+            self._bounce.give_back(buffer)
+        self._drop_cached(offset, len(payloads) * stride)
+
+    def _can_go_straight(self, payloads: Sequence[memoryview]) -> bool:
+        if self._geometry.stride_bytes != self.payload_bytes:
+            return False
+        return not self.direct_io or all(map(is_aligned, payloads))
+
+    def _drop_cached(self, offset: int, length: int) -> None:
+        """Without direct I/O, keep the page cache from holding a second copy of the tier."""
+        if not self.direct_io:
+            os.posix_fadvise(self._files.data_fd, offset, length, os.POSIX_FADV_DONTNEED)
+
+
+class _FreeSpace:
+    """Whether a file system that could not preallocate runs low; asks it once a second at most."""
+
+    def __init__(
+        self, files: SlabFiles, reserve_bytes: int, monotonic_s: Callable[[], float]
+    ) -> None:
+        self._fd = files.index_fd
+        self._reserve_bytes = 0 if files.preallocated else reserve_bytes
+        self._monotonic_s = monotonic_s
+        self._next_check_s = float("-inf")
+        self._low = False
+
+    def is_low(self) -> bool:
+        if not self._reserve_bytes:
+            return False
+        now_s = self._monotonic_s()
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + SPACE_CHECK_S
+            try:
+                status = os.fstatvfs(self._fd)
+                self._low = status.f_bavail * status.f_frsize < self._reserve_bytes
+            except OSError:
+                self._low = True
+        return self._low
+
+
+def _consecutive(positions: Sequence[int], records: Sequence[Record]) -> list[list[int]]:
+    """Positions, given in the order of their slots, cut where a slot does not follow the last."""
+    runs: list[list[int]] = []
+    for at in positions:
+        if runs and records[at].slot == records[runs[-1][-1]].slot + 1:
+            runs[-1].append(at)
+        else:
+            runs.append([at])
+    return runs
+
+
+def scan_records(index_fd: int, slot_count: int, epoch: int) -> list[SlotRecord]:
+    """Every sound record of `epoch` in an index, in the order of slots. Raises `OSError`."""
+    found: list[SlotRecord] = []
+    for first_slot in range(0, slot_count, SCAN_RECORDS):
+        count = min(SCAN_RECORDS, slot_count - first_slot)
+        raw = bytearray(count * RECORD_BYTES)
+        with memoryview(raw) as view:
+            got = read_at(index_fd, [view], HEADER_BYTES + first_slot * RECORD_BYTES)
+        found.extend(decode_records(bytes(raw[:got]), first_slot, epoch))
+    return found
+
+
+def newest_of_each_key(records: Sequence[SlotRecord]) -> list[SlotRecord]:
+    """The newest record of each key, least recently written first."""
+    newest: dict[ChunkKey, SlotRecord] = {}
+    for record in sorted(records, key=lambda record: record.sequence):
+        newest.pop(record.key, None)
+        newest[record.key] = record
+    return list(newest.values())
