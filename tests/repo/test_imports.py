@@ -15,13 +15,16 @@ HEAVY = ("numpy", "torch", "transformers", "vllm")
 ENGINES = ("sglang", "torch", "transformers", "vllm")
 
 
+SOURCE_FIRST = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+
+
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         check=True,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=SOURCE_FIRST,
     )
 
 
@@ -61,5 +64,7 @@ for module in pkgutil.walk_packages(emberkv.__path__, "emberkv."):
 def test_import_contracts_hold() -> None:
     """The layers and the bans of pyproject.toml, checked by import-linter."""
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
-    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        command, cwd=ROOT, env=SOURCE_FIRST, check=False, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout + result.stderr
