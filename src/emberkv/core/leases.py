@@ -15,18 +15,30 @@ class Phase(enum.Enum):
     ANSWERED = "answered"
 
 
+class Cut(enum.Enum):
+    """Why a lease promises less than its whole chain."""
+
+    NO_ROOM = "no_room"
+    WAIT_SPENT = "wait_spent"
+    TRANSFER_FAILED = "transfer_failed"
+
+
 class Lease:
     """Pins on a chain's chunks in RAM, from the plan until the request has loaded or ended.
 
     `keys[:cut]` is what the request may still get, `keys[:ready]` what it can have now,
     `keys[:pinned]` what the lease pins; `ready ≤ pinned` and `ready ≤ cut ≤ len(keys)`.
+    `missing` chunks had to be copied up when `missing_as_of` chunks had ever entered RAM.
     """
 
     __slots__ = (
         "asked_at_s",
         "asked_step",
         "cut",
+        "cut_reason",
         "keys",
+        "missing",
+        "missing_as_of",
         "origins",
         "phase",
         "pinned",
@@ -42,11 +54,14 @@ class Lease:
         self.visit = visit
         self.phase = Phase.QUEUED
         self.cut = len(keys)
+        self.cut_reason: Cut | None = None
         self.ready = 0
         self.pinned = 0
         self.waited_s = 0.0
         self.asked_at_s = 0.0
         self.asked_step = -2
+        self.missing = 0
+        self.missing_as_of = -1
         self.origins: dict[ChunkKey, Level] = {}
 
     def asked(self, step: int, now_s: float) -> None:

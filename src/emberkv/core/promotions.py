@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from emberkv.core.counts import Event
-from emberkv.core.leases import Lease, Phase
+from emberkv.core.leases import Cut, Lease, Phase
 from emberkv.core.residents import Resident, Residents, State
 from emberkv.core.transfers import Transfers
 from emberkv.domain.types import RAM, ChunkKey, Drop, Level, RequestId, Slot
@@ -54,7 +54,7 @@ class Promotions:
         left: list[Resident] = []
         while self._queue:
             lease = next(iter(self._queue.values()))
-            if not self._fits(lease):
+            if not self._fits(lease, now_s):
                 break
             del self._queue[lease.request]
             left += self._plan(lease, now_s)
@@ -75,8 +75,10 @@ class Promotions:
             return False
         spent = lease.waited_s >= self._limits.max_wait_s
         if spent or self._stalled(lease, now_s):
-            self._counts[Event.WAIT_SPENT, RAM] += lease.cut - lease.ready
+            lease.cut_reason = Cut.WAIT_SPENT
+            promised = lease.cut
             self._answer(lease)
+            self._counts[Event.WAIT_SPENT, RAM] += promised - lease.ready
             return False
         return True
 
@@ -85,7 +87,15 @@ class Promotions:
         for lease in list(self._holders.get(key, ())):
             at = lease.keys.index(key)
             if at < lease.cut:
+                lease.cut_reason = Cut.TRANSFER_FAILED
                 self._cut(lease, at)
+
+    def lost(self, key: ChunkKey) -> None:
+        """A chunk in RAM turned out bad: no lease promises it or what follows it any longer."""
+        for lease in self._leases.values():
+            if key in lease.keys[: lease.pinned]:
+                lease.cut_reason = Cut.TRANSFER_FAILED
+                self._cut(lease, lease.keys.index(key))
 
     def close(self, request: RequestId) -> None:
         """Give back what a request's lease pins."""
@@ -102,14 +112,35 @@ class Promotions:
 
     # ── inner ────────────────────────────────────────────────────────────────────────────────
 
-    def _missing(self, lease: Lease) -> int:
+    def _missing(self, lease: Lease, now_s: float) -> int:
+        """How many chunks a plan would copy up: those below, until the chain breaks."""
         entries = self._tiers[RAM].entries
-        return sum(key not in entries for key in lease.keys)
+        missing = 0
+        for key in lease.keys:
+            resident = entries.get(key)
+            if resident is None:
+                if self._below(key, now_s) is None:
+                    break
+                missing += 1
+            elif not self._usable(resident):
+                break
+        lease.missing, lease.missing_as_of = missing, self._tiers[RAM].entered_count
+        return missing
 
-    def _fits(self, lease: Lease) -> bool:
-        """Whether a lease should be planned now rather than wait for others to finish."""
+    def _fits(self, lease: Lease, now_s: float) -> bool:
+        """Whether a lease should be planned now rather than wait for others to finish.
+
+        Asked every step for the head of the queue: the chain is walked again only when so many
+        chunks have entered RAM since the last time that the answer may have changed.
+        """
+        if lease.missing_as_of >= 0:
+            entered = self._tiers[RAM].entered_count - lease.missing_as_of
+            if not self._has_room(max(0, lease.missing - entered)):
+                return False
+        return self._has_room(self._missing(lease, now_s))
+
+    def _has_room(self, missing: int) -> bool:
         ram = self._tiers[RAM]
-        missing = self._missing(lease)
         under_way = self._transfers.under_way(RAM)
         if under_way and under_way + missing > self._limits.promotion_chunks:
             return False
@@ -120,25 +151,26 @@ class Promotions:
     def _plan(self, lease: Lease, now_s: float) -> list[Resident]:
         """Pin what is there, make room for what is not, start the copies; cut where that ends."""
         ram = self._tiers[RAM]
-        missing = self._missing(lease)
+        allowed = max(0, self._limits.promotion_chunks - self._transfers.under_way(RAM))
         for key in lease.keys:  # before making room, so that the chain does not evict itself
             resident = ram.entries.get(key)
             if resident is not None:
                 ram.pin(resident)
-        left = ram.make_room(missing, lease.visit)
+        left = ram.make_room(min(allowed, self._missing(lease, now_s)), lease.visit)
         for key in lease.keys:
             resident = ram.entries.get(key)
             if resident is not None:
                 ram.unpin(resident)
         lease.phase = Phase.PLANNED
         run: list[tuple[Level, Resident, Slot]] = []
-        parent: ChunkKey | None = None
         for index, key in enumerate(lease.keys):
-            if not self._take_in(lease, key, parent, run):
+            below = None
+            if key not in ram.entries and len(run) < allowed and ram.free_count:
+                below = self._below(key, now_s)
+            if not self._take_in(lease, key, below, run):
                 self._counts[Event.PROMOTION_CUT, RAM] += len(lease.keys) - index
-                lease.cut = index
+                lease.cut, lease.cut_reason = index, Cut.NO_ROOM
                 break
-            parent = key
         for level, steps in groupby(run, key=lambda step: step[0]):
             pairs = [(resident, slot) for _, resident, slot in steps]
             self._transfers.start(level, RAM, pairs, now_s)
@@ -149,37 +181,45 @@ class Promotions:
         self,
         lease: Lease,
         key: ChunkKey,
-        parent: ChunkKey | None,
+        below: tuple[Level, Resident] | None,
         run: list[tuple[Level, Resident, Slot]],
     ) -> bool:
-        """Pin one more chunk for a lease, planning its copy if it is below; False to cut here."""
+        """Pin one more chunk for a lease, planning its copy from below; False to cut here."""
         ram = self._tiers[RAM]
         resident = ram.entries.get(key)
         if resident is None:
-            below = self._below(key)
-            if below is None or not ram.free_count:
+            if below is None:
                 return False
             level, source = below
             resident = ram.insert((key,), source.parent, lease.visit)[0]
             run.append((level, source, resident.slot))
             lease.origins[key] = level
-        elif resident.state is State.WRITING:
-            origin = self._transfers.origin(key)
-            if origin is None:
-                return False  # the engine is writing it; nothing says when that ends
-            lease.origins[key] = origin
-        elif resident.state is not State.READY:
+        elif not self._usable(resident):
             return False
+        origin = self._transfers.origin(key)
+        if origin is not None:
+            lease.origins[key] = origin
         ram.pin(resident)
         lease.pinned += 1
         if resident.state is State.WRITING:
             self._holders.setdefault(key, []).append(lease)
         return True
 
-    def _below(self, key: ChunkKey) -> tuple[Level, Resident] | None:
+    def _usable(self, resident: Resident) -> bool:
+        """Whether a chunk in RAM is ready, or will be without the engine's help.
+
+        If the engine is writing it, nothing says when that ends.
+        """
+        if resident.state is State.WRITING:
+            return self._transfers.origin(resident.key) is not None
+        return resident.state is State.READY
+
+    def _below(self, key: ChunkKey, now_s: float) -> tuple[Level, Resident] | None:
         for level in range(1, len(self._tiers)):
             resident = self._tiers[level].entries.get(key)
-            if resident is not None and resident.state is State.READY:
+            if resident is None or resident.state is not State.READY:
+                continue
+            if not self._transfers.stalled(Level(level), now_s):
                 return Level(level), resident
         return None
 
@@ -203,7 +243,12 @@ class Promotions:
 
     def _answer(self, lease: Lease) -> None:
         """Settle for what is ready, and keep only that pinned."""
-        self._queue.pop(lease.request, None)
+        ram = self._tiers[RAM]
+        if self._queue.pop(lease.request, None) is not None:  # nothing is pinned for it yet
+            while lease.pinned < len(lease.keys) and ram.ready(lease.keys[lease.pinned]):
+                ram.pin(ram.entries[lease.keys[lease.pinned]])
+                lease.pinned += 1
+            lease.ready = lease.pinned
         lease.phase = Phase.ANSWERED
         self._cut(lease, lease.ready)
 

@@ -51,6 +51,7 @@ class Residents:
         self.children: dict[ChunkKey, int] = {}
         self.held: dict[Slot, int] = {}
         self.pinned_count = 0
+        self.entered_count = 0
         self._free: list[Slot] = [Slot(slot) for slot in range(slot_count - 1, -1, -1)]
 
     @property
@@ -124,15 +125,23 @@ class Residents:
             return []
         leaving: list[Resident] = []
         orphaned: dict[ChunkKey, int] = {}  # children that leave in this very call
+        passed_over: dict[ChunkKey, Resident] = {}  # kept so far only by their children
         for key in self.policy.victims():
             resident = self.entries[key]
             if resident.pins or resident.state is not State.READY or resident.visit == visit:
                 continue
             if self.children.get(key, 0) > orphaned.get(key, 0):
+                passed_over[key] = resident
                 continue
-            leaving.append(resident)
-            if resident.parent is not None:
-                orphaned[resident.parent] = orphaned.get(resident.parent, 0) + 1
+            at: Resident | None = resident
+            while at is not None and len(leaving) < missing:
+                leaving.append(at)
+                parent = at.parent
+                if parent is None:
+                    break
+                orphaned[parent] = orphaned.get(parent, 0) + 1
+                last_child_left = self.children[parent] == orphaned[parent]
+                at = passed_over.get(parent) if last_child_left else None
             if len(leaving) == missing:
                 break
         for resident in leaving:
@@ -161,9 +170,7 @@ class Residents:
         self.children.clear()
         self.pinned_count = 0
         self._free = [
-            Slot(slot)
-            for slot in range(self.slot_count - 1, -1, -1)
-            if Slot(slot) not in self.held
+            Slot(slot) for slot in range(self.slot_count - 1, -1, -1) if Slot(slot) not in self.held
         ]
 
     def free_slots(self) -> frozenset[Slot]:
@@ -175,13 +182,16 @@ class Residents:
     ) -> Resident:
         resident = Resident(key, parent, slot, visit)
         self.entries[key] = resident
+        self.entered_count += 1
         if parent is not None:
             self.children[parent] = self.children.get(parent, 0) + 1
         return resident
 
     def _unhold(self, slot: Slot) -> bool:
         """Give one hold back; True if it was the last."""
-        holds = self.held[slot] - 1
+        holds = self.held.get(slot, 0) - 1
+        if holds < 0:
+            raise InvariantError(f"slot {slot} is given back but not held")
         if holds:
             self.held[slot] = holds
             return False

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from emberkv.core.counts import Event
-from emberkv.core.leases import Lease
+from emberkv.core.leases import Cut, Lease
 from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
 from emberkv.core.residents import Resident, Residents, State
@@ -66,6 +66,7 @@ class TierStack:
         self._loads: dict[RequestId, tuple[ChunkKey, ...]] = {}
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
         self._fenced: list[Slot] = []
+        self._behind: list[list[ChunkKey]] = [[] for _ in self.tiers]
 
     # ── look up ──────────────────────────────────────────────────────────────────────────────
 
@@ -78,7 +79,10 @@ class TierStack:
         if resident is not None:
             if resident.state is State.READY:
                 return RAM
-            return self.transfers.origin(key)
+            origin = self.transfers.origin(key)
+            if origin is None or self.transfers.stalled(origin, now_s):
+                return None
+            return origin
         for level in range(1, len(self.tiers)):
             if self.tiers[level].ready(key) and not self.transfers.stalled(Level(level), now_s):
                 return Level(level)
@@ -103,9 +107,26 @@ class TierStack:
         """
         return self.promotions.waiting(request, step, now_s)
 
+    def origin(self, request: RequestId, key: ChunkKey) -> Level:
+        """The tier from which a chunk came into RAM for this request."""
+        lease = self.promotions.lease(request)
+        return RAM if lease is None else lease.origins.get(key, RAM)
+
+    def cut_reason(self, request: RequestId) -> Cut | None:
+        """Why the request's lease promises less than its whole chain, if it does."""
+        lease = self.promotions.lease(request)
+        return None if lease is None else lease.cut_reason
+
     def settle(self, now_s: float) -> None:
-        """Plan promotions whose turn has come; once per step."""
+        """Plan promotions whose turn has come, and pass on what tiers have got; once per step."""
         self._drop(self.promotions.settle(now_s))
+        for level, keys in enumerate(self._behind):
+            if keys:
+                entries = self.tiers[level].entries
+                run = [entries[key] for key in keys if self.tiers[level].ready(key)]
+                if run:
+                    self._write_run(_Visit(run[-1].visit), Level(level + 1), run, now_s)
+                keys.clear()
 
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
 
@@ -120,10 +141,10 @@ class TierStack:
         visit = self._visit(request)
         ram = self.tiers[RAM]
         self._touch(visit, keys, parent)
-        if parent is not None and not self._anywhere(parent):
-            self.counts[Event.REFUSED_UNREACHABLE, RAM] += len(keys)
-            return []
         missing = sum(key not in ram.entries for key in keys)
+        if parent is not None and not self._anywhere(parent):
+            self.counts[Event.REFUSED_UNREACHABLE, RAM] += missing
+            return []
         self._drop(self._evicted(RAM, ram.make_room(missing, visit.id)))
         admitted: list[Resident] = []
         for index, key in enumerate(keys):
@@ -143,13 +164,16 @@ class TierStack:
         self._write_behind(visit, keys, now_s)
         return admitted
 
-    def stored(self, request: RequestId, keys: Collection[ChunkKey], now_s: float) -> list[Resident]:
+    def stored(
+        self, request: RequestId, keys: Collection[ChunkKey], now_s: float
+    ) -> list[Resident]:
         """The engine has written admitted chunks: they become usable and are written behind.
 
         Returns them in chain order.
         """
         pending = self._stores.get(request, {})
-        done = [key for key in pending if key in keys]
+        wanted = frozenset(keys)
+        done = [key for key in pending if key in wanted]
         ram = self.tiers[RAM]
         published: list[Resident] = []
         for key in done:
@@ -217,20 +241,30 @@ class TierStack:
         arrived: list[Resident] = []
         for index, outcome in results:
             self._end_chunk(copy, index, outcome, arrived)
-        return arrived
+        if copy.target == RAM:
+            return arrived
+        if copy.target + 1 < len(self.tiers):
+            self._behind[copy.target] += [resident.key for resident in arrived]
+        return []
 
     def adopt(self, level: Level, entries: Sequence[Entry]) -> None:
         """Take in chunks that a tier still holds from an earlier run, oldest first."""
         run: list[Entry] = []
+        coming: set[ChunkKey] = set()
         tier = self.tiers[level]
         for entry in entries:
-            if entry.key in tier.entries:
-                tier.free_held((entry.slot,))
-                continue
             if run and entry.parent != run[-1].key:
                 tier.adopt(run, self._new_visit())
                 run = []
+                coming.clear()
+            above = run[0].parent if run else entry.parent
+            known = entry.key in tier.entries or entry.key in coming
+            if known or self._descends(tier, above, entry.key):
+                self._drop(Drop(level, (entry.key,), (entry.slot,)))
+                tier.free_held((entry.slot,))
+                continue
             run.append(entry)
+            coming.add(entry.key)
         if run:
             tier.adopt(run, self._new_visit())
 
@@ -251,6 +285,7 @@ class TierStack:
             self._drop(self._drop_of(Level(level), list(tier.entries.values())))
             tier.clear(touched.get(Level(level), []))
         self._fenced += fenced
+        self._behind = [[] for _ in self.tiers]
         self._loads.clear()
         self._stores.clear()
         self._visits.clear()
@@ -265,9 +300,7 @@ class TierStack:
     def _anywhere(self, key: ChunkKey) -> bool:
         return any(key in tier.entries for tier in self.tiers)
 
-    def _end_chunk(
-        self, copy: Copy, index: int, outcome: Outcome, arrived: list[Resident]
-    ) -> None:
+    def _end_chunk(self, copy: Copy, index: int, outcome: Outcome, arrived: list[Resident]) -> None:
         """Account for one ended chunk of a copy, whichever way it went."""
         key = copy.keys[index]
         source, target = self.tiers[copy.source], self.tiers[copy.target]
@@ -276,8 +309,7 @@ class TierStack:
         if outcome is Outcome.OK:
             resident.state = State.READY
             self.counts[Event.PROMOTED if upward else Event.WRITTEN_BEHIND, copy.target] += 1
-            if upward:
-                arrived.append(resident)
+            arrived.append(resident)
         else:
             event = Event.PROMOTION_FAILED if upward else Event.WRITE_BEHIND_FAILED
             self.counts[event, copy.source if upward else copy.target] += 1
@@ -286,10 +318,13 @@ class TierStack:
             self._drop(self._drop_of(copy.target, [resident]))
             target.lose(resident)
         origin = source.entries[key]
-        source.unpin(origin)
-        if upward and outcome in (Outcome.CORRUPT, Outcome.ABSENT):
+        if outcome in (Outcome.CORRUPT, Outcome.ABSENT) and origin.state is not State.LOST:
             self.counts[Event.LOST, copy.source] += 1
+            self._drop(self._drop_of(copy.source, [origin]))
+            if copy.source == RAM:
+                self.promotions.lost(key)
             source.lose(origin)
+        source.unpin(origin)
 
     def _write_behind(self, visit: _Visit, keys: Sequence[ChunkKey], now_s: float) -> None:
         """Start copies one tier down for usable chunks that are not there yet."""
@@ -297,17 +332,21 @@ class TierStack:
             above, below = self.tiers[level - 1], self.tiers[level]
             run: list[Resident] = []
             for key in keys:
-                resident = above.entries.get(key)
-                if resident is None or resident.state is not State.READY or key in below.entries:
+                if key in below.entries:
                     continue
-                run.append(resident)
+                resident = above.entries.get(key)
+                if resident is not None and resident.state is State.READY:
+                    run.append(resident)
             if run:
                 self._write_run(visit, Level(level), run, now_s)
 
     def _write_run(
-        self, visit: _Visit, level: Level, run: list[Resident], now_s: float
+        self, visit: _Visit, level: Level, offered: Sequence[Resident], now_s: float
     ) -> None:
+        """Start a copy to `level` for those of `offered` that have a place there."""
         below = self.tiers[level]
+        run = self._reachable(below, offered)
+        self.counts[Event.REFUSED_UNREACHABLE, level] += len(offered) - len(run)
         room = max(0, self.limits.write_behind_chunks - self.transfers.under_way(level))
         self.counts[Event.SHED_QUEUE_FULL, level] += max(0, len(run) - room)
         run = run[:room]
@@ -324,6 +363,20 @@ class TierStack:
             admitted.append((resident, target.slot))
         self.transfers.start(Level(level - 1), level, admitted, now_s)
 
+    @staticmethod
+    def _reachable(below: Residents, offered: Sequence[Resident]) -> list[Resident]:
+        """Those whose parent is below or comes with them; room is made for no other."""
+        found: list[Resident] = []
+        coming: set[ChunkKey] = set()
+        for resident in offered:
+            parent = resident.parent
+            if resident.key in below.entries:
+                continue
+            if parent is None or parent in below.entries or parent in coming:
+                found.append(resident)
+                coming.add(resident.key)
+        return found
+
     def _visit(self, request: RequestId) -> _Visit:
         visit = self._visits.get(request)
         if visit is None:
@@ -338,9 +391,7 @@ class TierStack:
         self._next_visit += 1
         return VisitId(self._next_visit)
 
-    def _touch(
-        self, visit: _Visit, keys: Sequence[ChunkKey], parent: ChunkKey | None
-    ) -> None:
+    def _touch(self, visit: _Visit, keys: Sequence[ChunkKey], parent: ChunkKey | None) -> None:
         """Note in every tier that a visit used `keys` and, the first time, all that leads there."""
         for level, tier in enumerate(self.tiers):
             entries = tier.entries
@@ -370,6 +421,19 @@ class TierStack:
         found.reverse()
         return found
 
+    @staticmethod
+    def _descends(tier: Residents, key: ChunkKey | None, ancestor: ChunkKey) -> bool:
+        """Whether `ancestor` leads to `key`: a record that says so of itself is wrong."""
+        if key == ancestor:
+            return True
+        if ancestor not in tier.children:
+            return False
+        at = key
+        while at is not None and at != ancestor:
+            resident = tier.entries.get(at)
+            at = resident.parent if resident is not None else None
+        return at is not None
+
     def _evicted(self, level: Level, residents: Sequence[Resident]) -> Drop | None:
         self.counts[Event.EVICTED, level] += len(residents)
         return self._drop_of(level, residents)
@@ -378,9 +442,7 @@ class TierStack:
     def _drop_of(level: Level, residents: Sequence[Resident]) -> Drop | None:
         if not residents:
             return None
-        return Drop(
-            level, tuple(r.key for r in residents), tuple(r.slot for r in residents)
-        )
+        return Drop(level, tuple(r.key for r in residents), tuple(r.slot for r in residents))
 
     def _drop(self, drop: Drop | None) -> None:
         if drop is not None:

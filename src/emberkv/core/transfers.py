@@ -101,6 +101,10 @@ class Transfers:
                     del self._origins[copy.keys[index]]
         return copy, under_way.stale
 
+    def copy_of(self, transfer: TransferId) -> Copy:
+        """The copy of that id, while any of its chunks is under way."""
+        return self._under_way[transfer].copy
+
     def under_way(self, target: Level) -> int:
         """Chunks being copied to a tier."""
         return self._chunks_to[target]

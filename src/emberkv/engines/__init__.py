@@ -1,1 +1,1 @@
-"""Adapters to engines; the only modules that import one."""
+"""Adapters translate an engine's words into the manager's; the only imports of engines."""

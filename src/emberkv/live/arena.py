@@ -85,7 +85,7 @@ class ArenaGeometry:
 
 
 def create_memory(geometry: ArenaGeometry) -> int:
-    """A new memfd of the geometry's size, zeroed and unpopulated; the caller owns the descriptor."""
+    """A new memfd of the geometry's size, unpopulated; the caller owns the descriptor."""
     fd = os.memfd_create("emberkv-arena", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, geometry.total_bytes)

@@ -32,14 +32,32 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Populated:
+    """RAM slots `first_slot … first_slot + slot_count - 1` are backed by memory.
+
+    Each slot is reported once; slots that `Found` names have been reported before.
+    """
+
+    first_slot: int
+    slot_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class TierDown:
-    """A tier can't be used from now on; copies to and from it end as SHED."""
+    """A tier can't be used from now on; every copy that touches it has been reported."""
 
     level: Level
     reason: str
 
 
-Report = CopyProgress | Found | TierDown
+@dataclass(frozen=True, slots=True)
+class TierUp:
+    """A tier that was down can be used again; what it holds is named by `Found` from here on."""
+
+    level: Level
+
+
+Report = CopyProgress | Found | Populated | TierDown | TierUp
 
 
 class Driver(Protocol):

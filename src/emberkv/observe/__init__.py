@@ -1,1 +1,1 @@
-"""What is counted and told about the tiers: counters, request log, events."""
+"""What an operator sees: metrics and request log lines, as plain data."""

@@ -1,0 +1,157 @@
+"""vLLM's OffloadingManager in our words: keys and requests are translated, nothing is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.kv_offload.base import (
+    LoadStoreSpec,
+    LookupResult,
+    OffloadingEvent,
+    OffloadingManager,
+    OffloadKey,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from emberkv.domain.types import DISK, RAM, ChunkKey, RequestId
+from emberkv.engines.vllm.metrics import stats_of
+from emberkv.engines.vllm.slots import ArenaSlots
+from emberkv.live.lookup import Lookup
+from emberkv.live.manager import TierManager
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+        OffloadingConnectorStats,
+    )
+
+_RESULTS = {
+    Lookup.HIT: LookupResult.HIT,
+    Lookup.RETRY: LookupResult.RETRY,
+    Lookup.MISS: LookupResult.MISS,
+}
+_SOURCES = {RAM: CacheHitSource.HOST, DISK: CacheHitSource.DISK}
+
+
+class _Chain:
+    """The last chunk of a request that we were told of: its end token and key."""
+
+    __slots__ = ("end_token", "key")
+
+    def __init__(self) -> None:
+        self.end_token = 0
+        self.key: ChunkKey | None = None
+
+
+class EmberOffloadingManager(OffloadingManager):
+    """Runs on EngineCore's main thread. `close` releases what the spec opened for it."""
+
+    def __init__(
+        self, manager: TierManager, tokens_per_chunk: int, close: Callable[[], None]
+    ) -> None:
+        self.tiers = manager
+        self._tokens_per_chunk = tokens_per_chunk
+        self._close = close
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────
+
+    def on_new_request(self, req_context: ReqContext, **_: Any) -> RequestOffloadingContext:
+        self.tiers.begin(RequestId(req_context.req_id))
+        req_context.set_state(_Chain())
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext, **_: Any) -> None:
+        self.tiers.finish(RequestId(req_context.req_id))
+
+    # ── look up and load ─────────────────────────────────────────────────────────────────────
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext, **_: Any) -> LookupResult:
+        return _RESULTS[self.tiers.lookup(RequestId(req_context.req_id), ChunkKey(key))]
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext, **_: Any) -> CacheHitSource:
+        return _SOURCES[self.tiers.origin(RequestId(req_context.req_id), ChunkKey(key))]
+
+    def prepare_load(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, **_: Any
+    ) -> LoadStoreSpec:
+        chunks = [ChunkKey(key) for key in keys]
+        request = RequestId(req_context.req_id)
+        slots = self.tiers.prepare_load(request, chunks)
+        self._note_loaded(request, chunks)
+        self._extend(req_context, chunks)
+        return ArenaSlots(list(slots))
+
+    def complete_load(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, **_: Any
+    ) -> None:
+        self.tiers.complete_load(RequestId(req_context.req_id))
+
+    def _note_loaded(self, request: RequestId, chunks: list[ChunkKey]) -> None:
+        facts = self.tiers.facts(request)
+        if facts is None:
+            return
+        from_disk = sum(self.tiers.origin(request, chunk) == DISK for chunk in chunks)
+        facts.disk_tokens = from_disk * self._tokens_per_chunk
+        facts.ram_tokens = (len(chunks) - from_disk) * self._tokens_per_chunk
+
+    # ── store ────────────────────────────────────────────────────────────────────────────────
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, **_: Any
+    ) -> PrepareStoreOutput:
+        chunks = [ChunkKey(key) for key in keys]
+        first_end = req_context.get_offload_key_position(OffloadKey(chunks[0])) or 0
+        chain = req_context.get_state(_Chain)
+        begins_at = first_end - self._tokens_per_chunk
+        parent = chain.key if chain is not None and chain.end_token == begins_at else None
+        admitted = self.tiers.prepare_store(RequestId(req_context.req_id), chunks, parent) or []
+        self._extend(req_context, chunks)
+        return PrepareStoreOutput(
+            keys_to_store=[OffloadKey(key) for key, _ in admitted],
+            store_spec=ArenaSlots([slot for _, slot in admitted]),
+            evicted_keys=[],
+        )
+
+    def complete_store(
+        self,
+        keys: Collection[OffloadKey],
+        req_context: ReqContext,
+        success: bool = True,
+        **_: Any,
+    ) -> None:
+        chunks = {ChunkKey(key) for key in keys}
+        self.tiers.complete_store(RequestId(req_context.req_id), chunks)
+
+    def _extend(self, req_context: ReqContext, chunks: list[ChunkKey]) -> None:
+        """Remember where the request's chain ends, to name the parent of what comes next."""
+        chain = req_context.get_state(_Chain)
+        if chain is not None:
+            last = chunks[-1]
+            chain.end_token = req_context.get_offload_key_position(OffloadKey(last)) or 0
+            chain.key = last
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────
+
+    def on_schedule_end(self, context: ScheduleEndContext, **_: Any) -> None:
+        self.tiers.step_end(
+            [RequestId(request) for request in context.new_req_ids],
+            [RequestId(request) for request in context.preempted_req_ids],
+        )
+
+    def reset_cache(self) -> None:
+        self.tiers.reset()
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        return ()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        samples = self.tiers.samples()
+        return stats_of(samples) if samples else None
+
+    def shutdown(self) -> None:
+        self.tiers.shutdown()
+        self._close()

@@ -1,0 +1,350 @@
+"""The tier manager: what an engine's adapter calls, on the engine's scheduler thread.
+
+It keeps the look-up protocol (a chain is collected in one pass, promoted as a whole, waited for
+in two calls a step however long it is, and then answered without another wait), and carries the
+core's effects to the driver:
+
+    lookup … lookup, step_end │ lookup, lookup, step_end │ lookup … lookup, prepare_load
+    collect          promote  │ wait             wait    │ answer
+
+It never raises into the engine: a defect of ours turns the tiers off and is logged once. With
+`strict` it raises, for tests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
+
+from emberkv.core.residents import Resident
+from emberkv.core.stack import TierStack
+from emberkv.domain.types import RAM, ChunkKey, Copy, Drop, Level, RequestId, Slot
+from emberkv.live.driver import Driver
+from emberkv.live.intake import Intake
+from emberkv.live.lookup import Lookup
+from emberkv.live.requests import Answering, RequestState
+from emberkv.observe.metrics import ENGINE_BYTES, ENGINE_SECONDS
+from emberkv.observe.requests import MissReason, RequestFacts
+from emberkv.observe.tally import Sample, Tally
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LOAD = ("load",)
+STORE = ("store",)
+GAUGES_EVERY_S = 1.0
+
+STEPS_IN_FLIGHT = 8
+"""More steps than any engine has scheduled ahead of what its workers have done."""
+
+
+def contained(
+    method: Callable[Concatenate[TierManager, P], R],
+) -> Callable[Concatenate[TierManager, P], R | None]:
+    """Make a method answer None once the tiers are off, and turn them off if it raises."""
+
+    def call(self: TierManager, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        if not self.serving:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            self.give_up(error)
+            return None
+
+    call.__doc__ = method.__doc__
+    return call
+
+
+class TierManager:
+    """One engine's tiers. Not thread-safe: every call comes from the engine's scheduler thread.
+
+    `clock` gives monotonic seconds. `on_finished` receives the facts of each request that ends.
+    """
+
+    def __init__(
+        self,
+        stack: TierStack,
+        driver: Driver,
+        clock: Callable[[], float],
+        on_finished: Callable[[RequestFacts], None],
+        *,
+        strict: bool = False,
+    ) -> None:
+        self.stack = stack
+        self.driver = driver
+        self.serving = True
+        self.tally = Tally()
+        self._clock = clock
+        self._on_finished = on_finished
+        self._strict = strict
+        self._intake = Intake(stack, driver.arena, self.tally)
+        self._requests: dict[RequestId, RequestState] = {}
+        self._deferred: list[RequestState] = []
+        self._step = 0
+        self._drained_step = -1
+        self._unfence_step: int | None = None
+        self._tick = 0
+        self._now_s = 0.0
+        self._exported_at_s = 0.0
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, request: RequestId) -> RequestFacts:
+        """A request has arrived; returns its facts, for the adapter to complete."""
+        state = self._requests[request] = RequestState(request)
+        return state.facts
+
+    @contained
+    def finish(self, request: RequestId) -> None:
+        """A request is over; copies for it may still end later."""
+        state = self._requests.pop(request, None)
+        if state is None:
+            return
+        self.stack.end(request)
+        self.tally.ended(state.facts)
+        self._on_finished(state.facts)
+
+    def facts(self, request: RequestId) -> RequestFacts | None:
+        state = self._requests.get(request)
+        return None if state is None else state.facts
+
+    # ── look up ──────────────────────────────────────────────────────────────────────────────
+
+    def lookup(self, request: RequestId, key: ChunkKey) -> Lookup:
+        """What to tell the engine of the next chunk of a request's chain. O(1)."""
+        state = self._requests.get(request)
+        if state is None or not self.serving:
+            return Lookup.MISS
+        try:
+            if state.asked_step != self._step:
+                self._begin_pass(state, request)
+            if state.answering is Answering.COLLECT:
+                return self._collect(state, key)
+            if state.answering is Answering.WAIT:
+                state.index += 1
+                return Lookup.RETRY if state.index == 1 else Lookup.MISS
+            return Lookup.HIT if self.stack.tiers[RAM].ready(key) else Lookup.MISS
+        except Exception as error:
+            self.give_up(error)
+            return Lookup.MISS
+
+    def origin(self, request: RequestId, key: ChunkKey) -> Level:
+        """The tier that a chunk answered as HIT came from, for this request."""
+        return self.stack.origin(request, key)
+
+    def _begin_pass(self, state: RequestState, request: RequestId) -> None:
+        state.asked_step = self._step
+        state.index = 0
+        if state.answering is Answering.COLLECT:
+            state.chain.clear()
+            state.deferred = False
+            state.facts.miss_reason = MissReason.WHOLE
+        elif state.answering is Answering.WAIT:
+            now_s = self._clock()
+            if self._drained_step != self._step:
+                self._drain(now_s)
+            if not self.stack.waiting(request, self._step, now_s):
+                self._settle_wait(state, request, now_s)
+
+    def _settle_wait(self, state: RequestState, request: RequestId, now_s: float) -> None:
+        state.answering = Answering.SETTLED
+        if state.wait_began_s is not None:
+            state.facts.wait_s += now_s - state.wait_began_s
+            self.tally.waited(now_s - state.wait_began_s)
+            state.wait_began_s = None
+        cut = self.stack.cut_reason(request)
+        if cut is not None:
+            state.facts.miss_reason = MissReason(cut.value)
+
+    def _collect(self, state: RequestState, key: ChunkKey) -> Lookup:
+        level = self.stack.residence(key, self._now_s)
+        if level is None:
+            state.facts.miss_reason = MissReason.NOT_STORED
+            return Lookup.MISS
+        state.chain.append(key)
+        if level == RAM:
+            return Lookup.HIT
+        if not state.deferred:
+            state.deferred = True
+            self._deferred.append(state)
+        return Lookup.RETRY
+
+    # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
+
+    def prepare_load(self, request: RequestId, keys: Sequence[ChunkKey]) -> list[Slot]:
+        """Pin chunks answered as HIT in this step; returns their slots, in order.
+
+        The one call that raises: bytes that are not there can't be loaded.
+        """
+        residents = self.stack.load(request, keys, self._clock())
+        slots = [resident.slot for resident in residents]
+        self.driver.arena.mark_used(slots, self._ticks(len(slots)))
+        self._carry_out()
+        state = self._requests[request]
+        state.answering = Answering.COLLECT
+        state.load_began_s = self._clock()
+        self.tally.add(ENGINE_BYTES, LOAD, len(slots) * self.stack.tiers[RAM].chunk_bytes)
+        return slots
+
+    @contained
+    def complete_load(self, request: RequestId) -> None:
+        """The engine has read what `prepare_load` pinned."""
+        state = self._requests.get(request)
+        if state is not None and state.load_began_s is not None:
+            load_s = self._clock() - state.load_began_s
+            state.facts.load_s += load_s
+            self.tally.add(ENGINE_SECONDS, LOAD, load_s)
+            state.load_began_s = None
+        self.stack.loaded(request)
+
+    @contained
+    def prepare_store(
+        self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None
+    ) -> list[tuple[ChunkKey, Slot]]:
+        """Consecutive chunks that will be computed by the end of this step; which to keep, where.
+
+        `parent` is the chunk before the first, None at the head of a chain. None once the tiers
+        are off.
+        """
+        admitted = self.stack.offload(request, keys, parent, self._clock())
+        self._carry_out()
+        if admitted:
+            self.driver.arena.mark_writing(*_columns(admitted))
+        return [(resident.key, resident.slot) for resident in admitted]
+
+    @contained
+    def complete_store(self, request: RequestId, keys: Collection[ChunkKey]) -> None:
+        """The engine has written chunks that `prepare_store` admitted."""
+        stored = self.stack.stored(request, keys, self._clock())
+        if not stored:
+            return
+        slots = [resident.slot for resident in stored]
+        self.driver.arena.mark_ready(slots, self._ticks(len(slots)))
+        self.tally.add(ENGINE_BYTES, STORE, len(slots) * self.stack.tiers[RAM].chunk_bytes)
+        state = self._requests.get(request)
+        if state is not None:
+            state.facts.stored_chunks += len(stored)
+        written = self._carry_out()
+        self.driver.seal([slot for slot in slots if slot not in written])
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────
+
+    @contained
+    def step_end(self, started: Collection[RequestId], preempted: Collection[RequestId]) -> None:
+        """The engine has decided what to run next; promotions are planned here."""
+        now_s = self._clock()
+        self._drain(now_s)
+        for request in preempted:
+            self._preempted(request)
+        for request in started:
+            self.stack.scheduled(request)
+        for state in self._deferred:
+            request = RequestId(state.facts.request)
+            if self._requests.get(request) is state and state.deferred:
+                self.stack.promote(request, state.chain, now_s)
+                state.answering = Answering.WAIT
+                state.wait_began_s = now_s
+        self._deferred.clear()
+        self.stack.settle(now_s)
+        self._carry_out()
+        if self._unfence_step is not None and self._step >= self._unfence_step:
+            self.stack.unfence()
+            self._unfence_step = None
+        self._step += 1
+        self._now_s = now_s
+
+    @contained
+    def reset(self) -> None:
+        """Forget everything in every tier: the KV of before must not be served again."""
+        self.stack.reset()
+        self._intake.reset()
+        self.stack.take_effects()
+        self.driver.arena.mark_free([Slot(slot) for slot in range(self._ram_slots)])
+        if not self.driver.reset():
+            logger.error("the disk tier could not be reset in time; it is off")
+        self._unfence_step = self._step + STEPS_IN_FLIGHT
+        self._deferred.clear()
+        for state in self._requests.values():
+            state.answering = Answering.COLLECT
+            state.wait_began_s = state.load_began_s = None
+
+    def samples(self) -> list[Sample]:
+        """What the metrics show, if anything has changed since the last time."""
+        now_s = self._clock()
+        fresh = self.tally.fresh or bool(self.stack.counts)
+        if not fresh and now_s - self._exported_at_s < GAUGES_EVERY_S:
+            return []
+        self._exported_at_s = now_s
+        waiting = sum(s.answering is Answering.WAIT for s in self._requests.values())
+        return self.tally.take(self.stack, waiting)
+
+    def shutdown(self) -> None:
+        """Let go of the tiers; a clean end."""
+        self.driver.close(clean=True)
+
+    def give_up(self, error: Exception) -> None:
+        """Turn the tiers off for good: an error of ours must not become the engine's."""
+        if self._strict:
+            raise error
+        self.serving = False
+        logger.error("the tiers are off until the next start: %r", error, exc_info=error)
+
+    # ── inner ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _ram_slots(self) -> int:
+        return self.stack.tiers[RAM].slot_count
+
+    def _preempted(self, request: RequestId) -> None:
+        state = self._requests.get(request)
+        if state is not None:
+            state.answering = Answering.COLLECT
+            state.facts.preemptions += 1
+
+    def _drain(self, now_s: float) -> None:
+        """Take note of everything the driver has done."""
+        self._drained_step = self._step
+        for report in self.driver.poll():
+            arrived = self._intake.take(report, now_s)
+            if arrived:
+                slots = [resident.slot for resident in arrived]
+                self.driver.arena.mark_ready(slots, self._ticks(len(slots)))
+
+    def _carry_out(self) -> set[Slot]:
+        """Hand the core's effects to the driver; returns the RAM slots being written behind."""
+        copies: list[Copy] = []
+        written: set[Slot] = set()
+        arena = self.driver.arena
+        for effect in self.stack.take_effects():
+            if isinstance(effect, Drop):
+                if effect.level == RAM:
+                    arena.mark_free(effect.slots)
+                continue
+            copies.append(effect)
+            if effect.target == RAM:
+                arena.mark_writing(effect.target_slots, effect.keys, effect.parents)
+            elif effect.source == RAM:
+                written.update(effect.source_slots)
+        if copies:
+            self.driver.submit(copies)
+        return written
+
+    def _ticks(self, count: int) -> int:
+        """The first of `count` numbers that grow with time."""
+        first = self._tick
+        self._tick += count
+        return first
+
+
+def _columns(
+    residents: Sequence[Resident],
+) -> tuple[list[Slot], list[ChunkKey], list[ChunkKey | None]]:
+    return (
+        [resident.slot for resident in residents],
+        [resident.key for resident in residents],
+        [resident.parent for resident in residents],
+    )
