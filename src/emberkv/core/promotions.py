@@ -46,6 +46,9 @@ class Promotions:
     def lease(self, request: RequestId) -> Lease | None:
         return self._leases.get(request)
 
+    def queued(self, request: RequestId) -> bool:
+        return request in self._queue
+
     def leases(self) -> Iterator[Lease]:
         return iter(self._leases.values())
 

@@ -13,7 +13,7 @@ decisions: the simulator and the live driver run this one class.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from emberkv.core.counts import Event
@@ -290,10 +290,43 @@ class TierStack:
         self._stores.clear()
         self._visits.clear()
 
+    def hold(self, level: Level, slots: Sequence[Slot]) -> None:
+        """Take free slots of a tier out of use; they may be held more than once."""
+        self.tiers[level].hold(slots)
+
+    def free_held(self, level: Level, slots: Sequence[Slot]) -> None:
+        """Give one hold on each slot back."""
+        self.tiers[level].free_held(slots)
+
+    def lose_tier(self, level: Level, hold: Sequence[Slot], now_s: float) -> None:
+        """Forget what a tier below RAM held, and hold `hold`, all its slots that are not yet held.
+
+        Copies from or to it that a driver has taken must have been reported as ended.
+        """
+        for copy in self.transfers.withdraw(level):
+            self.done(copy.transfer, [(i, Outcome.SHED) for i in range(len(copy.keys))], now_s)
+        for copy, _ in self.transfers.open_copies():
+            if level in (copy.source, copy.target):
+                raise InvariantError(f"tier {level} is lost while copy {copy.transfer} is open")
+        self.tiers[level].clear(hold)
+        self._behind[level].clear()
+
     def unfence(self) -> None:
         """The engine's workers are done with every job from before the last reset."""
         self.tiers[RAM].free_held(self._fenced)
         self._fenced = []
+
+    def loads_under_way(self) -> Mapping[RequestId, Collection[ChunkKey]]:
+        """For checks: what the engine is reading, per request."""
+        return self._loads
+
+    def pending_stores(self) -> Mapping[RequestId, Collection[ChunkKey]]:
+        """For checks: what the engine is writing, per request."""
+        return self._stores
+
+    def open_visits(self) -> Collection[RequestId]:
+        """For checks: requests that have used something and not ended."""
+        return self._visits.keys()
 
     # ── inner ────────────────────────────────────────────────────────────────────────────────
 

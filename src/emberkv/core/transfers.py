@@ -118,11 +118,19 @@ class Transfers:
         reads = self._reads[level]
         return reads.count > 0 and now_s - reads.moved_at_s > self.limits.max_stall_s
 
-    def open_copies(self) -> list[tuple[Copy, frozenset[int]]]:
-        """For checks: copies that count, with the indices that have not ended."""
+    def open_copies(self, *, stale: bool | None = False) -> list[tuple[Copy, frozenset[int]]]:
+        """For checks: copies with the indices that have not ended; `stale=None` for all."""
         return [
-            (each.copy, frozenset(each.open)) for each in self._under_way.values() if not each.stale
+            (each.copy, frozenset(each.open))
+            for each in self._under_way.values()
+            if stale is None or each.stale is stale
         ]
+
+    def withdraw(self, level: Level) -> list[Copy]:
+        """Take back copies from or to a tier that nobody has taken yet; they must be ended."""
+        taken_back = [copy for copy in self._fresh if level in (copy.source, copy.target)]
+        self._fresh = [copy for copy in self._fresh if level not in (copy.source, copy.target)]
+        return taken_back
 
     def abandon(self) -> dict[Level, list[Slot]]:
         """Make every copy stale; returns the slots that it may still read or write, per tier.
