@@ -1,12 +1,12 @@
 """The whole error tree, drawn.
 
-    EmberError
-    ├── UsageError        the user's mistake: one line, what to do, exit status 2
-    │   └── ConfigError   a key or value of the configuration
-    ├── WorldError        the world's fault: counted, degraded, never an engine crash
-    │   ├── StorageError  a tier's device or files
-    │   └── KeeperError   the keeper process can't be reached or refused
-    └── InvariantError    ours: a rule of the core is broken; loud in tests, contained in production
+EmberError
+├── UsageError        the user's mistake: one line, what to do, exit status 2
+│   └── ConfigError   a key or value of the configuration
+├── WorldError        the world's fault: counted, degraded, never an engine crash
+│   ├── StorageError  a tier's device or files
+│   └── KeeperError   the keeper process can't be reached or refused
+└── InvariantError    ours: a rule of the core is broken; loud in tests, contained in production
 """
 
 from __future__ import annotations
