@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import xxhash
+
 from emberkv.domain.types import RAM, Copy, Level, Outcome, Slot
 from emberkv.live.arena import Arena, ArenaGeometry, create_memory
 from emberkv.live.driver import CopyProgress, Found, Populated, Report
@@ -71,10 +73,12 @@ class InlineDriver:
         storage = self._below[(copy.source if upward else copy.target) - 1]
         outer_slots = copy.source_slots if upward else copy.target_slots
         ram_slots = copy.target_slots if upward else copy.source_slots
-        records = [
-            Record(key, parent, slot)
-            for key, parent, slot in zip(copy.keys, copy.parents, outer_slots, strict=True)
-        ]
         rows = [self._arena.row(slot) for slot in ram_slots]
+        records = [
+            Record(key, parent, slot, 0 if upward else xxhash.xxh3_64_intdigest(row))
+            for key, parent, slot, row in zip(
+                copy.keys, copy.parents, outer_slots, rows, strict=True
+            )
+        ]
         outcomes = storage.read(records, rows) if upward else storage.write(records, rows)
         return CopyProgress(copy.transfer, tuple(enumerate(outcomes)), 0.0)

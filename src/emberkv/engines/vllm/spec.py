@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -16,17 +15,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from emberkv import config as configuration
-from emberkv.core.limits import Limits
-from emberkv.core.residents import Residents
-from emberkv.core.stack import TierStack
 from emberkv.engines.vllm import compat, metrics
-from emberkv.engines.vllm.manager import EmberOffloadingManager
+from emberkv.engines.vllm.build import build_manager
 from emberkv.engines.vllm.worker import ArenaCopyWorker
 from emberkv.errors import ConfigError
 from emberkv.live.arena import ArenaGeometry
-from emberkv.live.manager import TierManager
-from emberkv.observe.request_log import RequestLog
-from emberkv.policy.eviction import EVICTION_POLICIES
+from emberkv.live.driver import Driver
 from emberkv.testing.driver import InlineDriver
 
 _SHARED: dict[str, Any] = {}
@@ -61,26 +55,24 @@ class EmberOffloadingSpec(OffloadingSpec):
                 f"{self.chunk_bytes} bytes: raise it or make chunks smaller"
             )
 
-    def _driver(self) -> InlineDriver:
+    def open_driver(self) -> Driver:
+        """The driver of this process, the same for both roles."""
         if "driver" not in _SHARED:
             _SHARED["driver"] = InlineDriver(self.geometry)
         return _SHARED["driver"]
 
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
     def get_manager(self) -> OffloadingManager:
-        driver = self._driver()
-        policy = EVICTION_POLICIES[self.settings.eviction_policy]
-        tiers = [Residents(n, self.chunk_bytes, policy(n)) for n in driver.slot_counts]
-        limits = Limits(max_wait_s=self.settings.max_wait_s, max_stall_s=self.settings.max_stall_s)
-        log = RequestLog(self.settings.request_log)
-        manager = TierManager(
-            TierStack(tiers, limits),
-            driver,
-            time.monotonic,
-            log.write,
-            strict=os.environ.get("EMBERKV_STRICT") == "1",
+        return build_manager(
+            self.open_driver(),
+            self.settings,
+            tokens_per_chunk=self.tokens_per_chunk,
+            clock=self.clock,
         )
-        return EmberOffloadingManager(manager, self.tokens_per_chunk, log.close)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         rank = 0 if self.replicated_layout else self.config.parallel.rank
-        return ArenaCopyWorker(kv_caches, self._driver().arena, self.blocks_per_chunk, rank)
+        return ArenaCopyWorker(kv_caches, self.open_driver().arena, self.blocks_per_chunk, rank)

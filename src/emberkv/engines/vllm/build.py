@@ -1,0 +1,45 @@
+"""The manager's parts put together from the settings: the one place that names each of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from emberkv.config import Config
+from emberkv.core.limits import Limits
+from emberkv.core.residents import Residents
+from emberkv.core.stack import TierStack
+from emberkv.engines.vllm.manager import EmberOffloadingManager
+from emberkv.live.driver import Driver
+from emberkv.live.manager import TierManager
+from emberkv.observe.request_log import RequestLog
+from emberkv.policy.eviction import EVICTION_POLICIES
+
+STRICT_VARIABLE = "EMBERKV_STRICT"
+"""Set to 1, it makes defects of ours raise instead of turning the tiers off: for tests."""
+
+
+def build_manager(
+    driver: Driver,
+    settings: Config,
+    *,
+    tokens_per_chunk: int,
+    clock: Callable[[], float],
+) -> EmberOffloadingManager:
+    """The manager that vLLM calls, over a driver's tiers. `clock` gives monotonic seconds.
+
+    Raises `ConfigError` if the request log can't be written.
+    """
+    policy = EVICTION_POLICIES[settings.eviction_policy]
+    chunk_bytes = driver.arena.geometry.chunk_bytes
+    tiers = [Residents(count, chunk_bytes, policy(count)) for count in driver.slot_counts]
+    limits = Limits(max_wait_s=settings.max_wait_s, max_stall_s=settings.max_stall_s)
+    log = RequestLog(settings.request_log)
+    manager = TierManager(
+        TierStack(tiers, limits),
+        driver,
+        clock,
+        log.write,
+        strict=os.environ.get(STRICT_VARIABLE) == "1",
+    )
+    return EmberOffloadingManager(manager, tokens_per_chunk, log.close)
