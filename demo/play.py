@@ -1,0 +1,200 @@
+"""Plays the demo: the same questions to vLLM without emberkv and with it, and one table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from demo.client import Answer, AnswerError, request_body
+from demo.documents import Document, make_documents
+from demo.screen import Screen
+from demo.script import NEXT_QUESTION, VISITS, Conversation, questions_of
+from demo.server import ServerError
+from demo.sides import DISK_SIZE, RAM_SIZE, EmberSide, PlainSide
+from demo.verdicts import Phase, Turn
+from emberkv.errors import UsageError
+from emberkv.testing.models import models_dir, prepare_smollm2
+
+Asked = tuple[str, int]
+"""A document's name and the turn."""
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0 only if every phase was served from the tier it should."""
+    options = _options(arguments)
+    screen = Screen()
+    signal.signal(signal.SIGTERM, _interrupt)
+    parent = options.dir or models_dir().parent / "demo"
+    parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
+    kept = False
+    try:
+        phases, kept = _run(scratch, screen, keep=options.keep)
+        return verdict(phases, screen)
+    except UsageError as error:
+        screen.fail(str(error))
+        return EXIT_USAGE
+    except (ServerError, AnswerError) as error:
+        screen.fail(str(error))
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        screen.fail("interrupted; every process of the demo has been ended")
+        return EXIT_INTERRUPTED
+    finally:
+        if not kept:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the server with emberkv up")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        help="a directory on a real disk for logs and the disk tier (default: in the user's cache)",
+    )
+    return parser.parse_args(arguments)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(scratch: Path, screen: Screen, *, keep: bool) -> tuple[list[Phase], bool]:
+    """Both sides, one after the other; returns the phases and whether a server was left up."""
+    with screen.working("preparing SmolLM2-135M and three documents"):
+        model = prepare_smollm2()
+        documents = make_documents(_counter(model))
+    screen.say(
+        f"SmolLM2-135M, float32, on this machine's CPU. Three documents of about 2,000 tokens; the "
+        f"device cache holds one. RAM tier {RAM_SIZE}, disk tier {DISK_SIZE}."
+    )
+    plain = PlainSide(model, scratch, screen)
+    try:
+        screen.heading("1/2  without emberkv: what a document costs each time it comes back")
+        answers = _play_plain(plain, documents, screen)
+    finally:
+        plain.close()
+    ember = EmberSide(model, scratch, screen, f"demo-{os.getpid()}")
+    kept = False
+    try:
+        screen.heading("2/2  with emberkv: the same questions")
+        phases = _play_ember(ember, documents, answers, screen)
+        if keep:
+            _show_how_to_try(ember, documents[0], scratch, screen)
+            kept = True
+    finally:
+        if not kept:
+            ember.close()
+    return phases, kept
+
+
+def _counter(model: Path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return lambda text: len(tokenizer.encode(text))
+
+
+def _play_plain(
+    side: PlainSide, documents: Sequence[Document], screen: Screen
+) -> dict[Asked, Answer]:
+    """Ask everything; the answers become part of the conversations, on both sides."""
+    conversations = {document.name: Conversation(document) for document in documents}
+    answers: dict[Asked, Answer] = {}
+    for number, visit in enumerate(VISITS):
+        screen.heading(visit.name)
+        side.begin(visit.before, Phase(visit.name, visit.source))
+        for question in questions_of(number, documents):
+            name = question.document.name
+            conversation = conversations[name]
+            with screen.working(f"{name}: {question.text}"):
+                reply = side.ask(conversation.prompt(question.text), f"{name}-{question.turn}")
+            answer = answers[name, question.turn] = reply.answer
+            screen.asked(question, answer, None)
+            conversation.go_on(question.text, answer.first_line, answer.prompt_tokens)
+    return answers
+
+
+def _play_ember(
+    side: EmberSide, documents: Sequence[Document], answers: dict[Asked, Answer], screen: Screen
+) -> list[Phase]:
+    """Ask the same with the same conversations; what each prompt was served from is kept."""
+    conversations = {document.name: Conversation(document) for document in documents}
+    next_phase = Phase(NEXT_QUESTION.name, NEXT_QUESTION.source)
+    phases: list[Phase] = []
+    for number, visit in enumerate(VISITS):
+        screen.heading(visit.name)
+        phase = Phase(visit.name, visit.source)
+        phases.append(phase)
+        side.begin(visit.before, phase)
+        for question in questions_of(number, documents):
+            name = question.document.name
+            conversation = conversations[name]
+            with screen.working(f"{name}: {question.text}"):
+                reply = side.ask(conversation.prompt(question.text), f"{name}-{question.turn}")
+            baseline = answers[name, question.turn]
+            turn = Turn(
+                document=name,
+                known_tokens=conversation.known_tokens,
+                answer=reply.answer,
+                baseline=baseline,
+                engine=reply.engine,
+                ember=reply.ember,
+                logged=reply.logged,
+            )
+            (phase if question.returning else next_phase).turns.append(turn)
+            screen.asked(question, reply.answer, reply.engine)
+            conversation.go_on(question.text, baseline.first_line, reply.answer.prompt_tokens)
+        side.end(phase)
+    return [*phases, next_phase]
+
+
+def verdict(phases: Sequence[Phase], screen: Screen) -> int:
+    screen.table(phases)
+    screen.ties(phases)
+    failed = False
+    for phase in phases:
+        for problem in phase.problems():
+            screen.fail(f"{phase.name}: {problem}")
+            failed = True
+    if not failed:
+        screen.say("every phase was served from the tier it should")
+    return EXIT_FAILED if failed else 0
+
+
+def _show_how_to_try(side: EmberSide, document: Document, scratch: Path, screen: Screen) -> None:
+    """Lines to copy, for a server that stays up."""
+    body = scratch / "request.json"
+    prompt = Conversation(document).prompt(document.questions[0])
+    plain = {**request_body(prompt, 32), "stream": False, "logprobs": None}
+    del plain["stream_options"], plain["return_tokens_as_token_ids"]
+    body.write_text(json.dumps(plain), encoding="utf-8")
+    url = side.server.url
+    screen.heading("The server stays up. Ask the harbour's report again:")
+    screen.plain(
+        f"curl -s {url}/v1/completions -H 'Content-Type: application/json' "
+        f"-d @{shlex.quote(str(body))}"
+    )
+    screen.say("where prompts came from:")
+    screen.plain(f"curl -s {url}/metrics | grep ^emberkv")
+    screen.say(f"to end it (its files are in {scratch}):")
+    screen.plain(f"kill {side.server.pid}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

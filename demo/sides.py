@@ -1,0 +1,213 @@
+"""The two sides of the demo: vLLM by itself, and vLLM with its KV cache in tiers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from demo.client import MODEL_NAME, Answer
+from demo.measures import (
+    Page,
+    Sources,
+    device_bytes_read,
+    ember_sources,
+    engine_sources,
+    logged_sources,
+)
+from demo.screen import Screen
+from demo.script import DEVICE_BLOCKS, MAX_MODEL_TOKENS, Before
+from demo.server import Server, ServerError, find_keeper, free_port, kill_keeper
+from demo.verdicts import BLOCK_TOKENS, Phase, Source
+
+RAM_SIZE: Final = "512MiB"
+DISK_SIZE: Final = "1GiB"
+CHUNK_BYTES: Final = 30 * 3 * 64 * 2 * BLOCK_TOKENS * 4
+"""SmolLM2-135M in float32: 30 layers, 3 heads of 64, key and value, 32 tokens, 4 bytes."""
+SETTLE_S: Final = 20.0
+_POLL_S: Final = 0.05
+_WARM_UP: Final = "The quick brown fox"
+
+
+def engine_flags(port: int) -> list[str]:
+    """The flags of `vllm serve` that both sides share: a device cache too small for the work."""
+    return [
+        *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL_NAME),
+        *("--dtype", "float32", "--block-size", str(BLOCK_TOKENS), "--enforce-eager"),
+        *("--num-gpu-blocks-override", str(DEVICE_BLOCKS)),
+        *("--max-model-len", str(MAX_MODEL_TOKENS)),
+    ]
+
+
+def program(name: str) -> str:
+    """A command of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def plain_serve(model: Path) -> list[str]:
+    """`vllm serve`. The CPU build's own `vllm` command looks for a distribution of that name."""
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        module = "vllm.entrypoints.openai.api_server"
+        return [sys.executable, "-W", "ignore", "-m", module, "--model", str(model)]
+    return [program("vllm"), "serve", str(model)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer and what each witness says of its prompt's tokens; Nones without emberkv."""
+
+    answer: Answer
+    engine: Sources | None = None
+    ember: Sources | None = None
+    logged: Sources | None = None
+
+
+class PlainSide:
+    """vLLM without emberkv: the baseline."""
+
+    name = "without emberkv"
+
+    def __init__(self, model: Path, scratch: Path, screen: Screen) -> None:
+        self._screen = screen
+        port = free_port()
+        self.server = Server(self._command(model, scratch, port), port, scratch / self._log_name)
+
+    _log_name = "vllm.log"
+
+    def _command(self, model: Path, scratch: Path, port: int) -> list[str]:
+        return [*plain_serve(model), *engine_flags(port)]
+
+    def begin(self, before: Before, phase: Phase) -> None:
+        """Bring the server into the state that a visit starts from."""
+        if before is not Before.NOTHING:
+            pids = self.server.kill()
+            self._screen.say(f"SIGKILL to {len(pids)} processes of the server")
+        self.start()
+
+    def start(self) -> None:
+        """Start the server if it is not running, and have it answer once."""
+        if self.server.running:
+            return
+        with self._screen.working(f"starting the server {self.name}") as working:
+            took_s = self.server.start(working.tick)
+        self.server.client.complete(_WARM_UP, "warm-up", max_tokens=1)
+        self._screen.say(f"server {self.name} up after {took_s:.0f} s")
+
+    def ask(self, prompt: str, request_id: str) -> Reply:
+        """One request."""
+        return Reply(self.server.client.complete(prompt, request_id))
+
+    def end(self, phase: Phase) -> None:
+        """Check what can only be checked once a visit is over."""
+
+    def close(self) -> None:
+        """End every process of this side."""
+        self.server.kill()
+
+
+class EmberSide(PlainSide):
+    """vLLM through `emberkv serve`, with a RAM tier and a disk tier."""
+
+    name = "with emberkv"
+    _log_name = "emberkv.log"
+
+    def __init__(self, model: Path, scratch: Path, screen: Screen, instance: str) -> None:
+        self._instance = instance
+        self._request_log = scratch / "requests.jsonl"
+        self._keeper: int | None = None
+        self._read_bytes = 0
+        super().__init__(model, scratch, screen)
+
+    def _command(self, model: Path, scratch: Path, port: int) -> list[str]:
+        return [
+            *(program("emberkv"), "serve", str(model), "--ram", RAM_SIZE),
+            *("--disk", str(scratch / "tier"), "--disk-size", DISK_SIZE),
+            *("--instance", self._instance, "--request-log", str(self._request_log)),
+            *("--", *engine_flags(port)),
+        ]
+
+    def begin(self, before: Before, phase: Phase) -> None:
+        if before is Before.KILL_RAM_TOO:
+            self._wait(lambda page: not page.chunks_under_way("disk"), "written behind to disk")
+        held = self._page().chunks("disk") if before is Before.KILL_RAM_TOO else 0
+        old_keeper = self._keeper
+        if before is not Before.NOTHING:
+            self._screen.say(f"SIGKILL to {len(self.server.kill())} processes of the server")
+        if before is Before.KILL_RAM_TOO:
+            killed = kill_keeper(self._instance)
+            self._screen.say(f"SIGKILL to the keeper {killed}: the RAM tier is gone")
+            phase.require(killed is not None, "there was no keeper to kill")
+        self.start()
+        self._keeper = find_keeper(self._instance)
+        phase.require(self._keeper is not None, "no keeper is running")
+        page = self._page()
+        if before is Before.KILL:
+            phase.require(self._keeper == old_keeper, "the keeper did not outlive the server")
+            phase.require(page.chunks("ram") > 0, "nothing was taken over in RAM")
+            self._screen.say(f"taken over from keeper {self._keeper}: {page.chunks('ram')} chunks")
+        if before is Before.KILL_RAM_TOO:
+            phase.require(page.chunks("ram") == 0, "the RAM tier was not empty at the start")
+            phase.require(page.chunks("disk") > 0, f"the disk had {held} chunks and now none")
+            self._screen.say(f"RAM 0 chunks, disk {page.chunks('disk')} chunks")
+        self._read_bytes = self._keeper_read()
+
+    def ask(self, prompt: str, request_id: str) -> Reply:
+        before = self._page()
+        answer = self.server.client.complete(prompt, request_id)
+        after, logged = self._settled(before, request_id)
+        engine = engine_sources(before, after, answer.prompt_tokens)
+        return Reply(answer, engine, ember_sources(before, after), logged)
+
+    def end(self, phase: Phase) -> None:
+        """A phase is from disk only if the keeper really read that many bytes from the device."""
+        read_bytes = self._keeper_read() - self._read_bytes
+        wanted = phase.sources.disk // BLOCK_TOKENS * CHUNK_BYTES
+        if phase.source is Source.DISK:
+            self._screen.say(
+                f"the keeper read {read_bytes / 1e6:,.0f} MB from the device "
+                f"for {wanted / 1e6:,.0f} MB of chunks"
+            )
+            phase.require(read_bytes >= wanted, "the bytes did not come from the device")
+
+    def close(self) -> None:
+        super().close()
+        kill_keeper(self._instance)
+
+    def _keeper_read(self) -> int:
+        return device_bytes_read(self._keeper) if self._keeper is not None else 0
+
+    def _page(self) -> Page:
+        return Page(self.server.client.metrics())
+
+    def _wait(self, done: Callable[[Page], bool], what: str) -> None:
+        """Wait until the metrics say something. Short requests keep the engine reporting."""
+        deadline_s = time.monotonic() + SETTLE_S
+        with self._screen.working(f"waiting until everything is {what}") as working:
+            while not done(self._page()):
+                if time.monotonic() > deadline_s:
+                    raise ServerError(f"not {what} after {SETTLE_S:.0f} s\n{self.server.tail()}")
+                working.tick()
+                self.server.client.complete(_WARM_UP, "still-there", max_tokens=1)
+
+    def _settled(self, before: Page, request_id: str) -> tuple[Page, Sources | None]:
+        """The first reading that has counted a request on every side, or the last one in time."""
+        deadline_s = time.monotonic() + SETTLE_S
+        while True:
+            page = self._page()
+            logged = logged_sources(self._request_log, request_id)
+            counted = page.finished_requests > before.finished_requests
+            if counted and logged and any(_tokens(ember_sources(before, page))):
+                return page, logged
+            if time.monotonic() > deadline_s:
+                return page, logged
+            time.sleep(_POLL_S)
+
+
+def _tokens(sources: Sources) -> tuple[int, ...]:
+    return sources.device, sources.ram, sources.disk, sources.computed
