@@ -39,11 +39,12 @@ class RequestLog:
 
     def __init__(self, path: Path | None) -> None:
         self._listener: logging.handlers.QueueListener | None = None
+        self._file: logging.FileHandler | None = None
         self._sink: logging.Logger | None = None
         if path is None:
             return
         try:
-            handler = logging.FileHandler(path, encoding="utf-8")
+            self._file = logging.FileHandler(path, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"request_log: can't write {path}: {error.strerror}") from error
         lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
@@ -51,7 +52,7 @@ class RequestLog:
         self._sink.setLevel(logging.INFO)
         self._sink.propagate = False
         self._sink.addHandler(logging.handlers.QueueHandler(lines))
-        self._listener = logging.handlers.QueueListener(lines, handler)
+        self._listener = logging.handlers.QueueListener(lines, self._file)
         self._listener.start()
 
     def write(self, facts: RequestFacts) -> None:
@@ -66,3 +67,6 @@ class RequestLog:
         if self._listener is not None:
             self._listener.stop()
             self._listener = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
