@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from emberkv.config import Config
 from emberkv.core.limits import Limits
@@ -25,10 +25,12 @@ def build_manager(
     *,
     tokens_per_chunk: int,
     clock: Callable[[], float],
+    make_stack: Callable[[Sequence[Residents], Limits], TierStack] = TierStack,
 ) -> EmberOffloadingManager:
     """The manager that vLLM calls, over a driver's tiers. `clock` gives monotonic seconds.
 
-    Raises `ConfigError` if the request log can't be written.
+    `make_stack` may give a stack that audits itself. Raises `ConfigError` if the request log can't
+    be written.
     """
     policy = EVICTION_POLICIES[settings.eviction_policy]
     chunk_bytes = driver.arena.geometry.chunk_bytes
@@ -36,7 +38,7 @@ def build_manager(
     limits = Limits(max_wait_s=settings.max_wait_s, max_stall_s=settings.max_stall_s)
     log = RequestLog(settings.request_log)
     manager = TierManager(
-        TierStack(tiers, limits),
+        make_stack(tiers, limits),
         driver,
         clock,
         log.write,
