@@ -14,6 +14,7 @@ A row is worth reading only while its header says READY. `checksum` is valid for
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from collections.abc import Sequence
@@ -85,10 +86,16 @@ class ArenaGeometry:
 
 
 def create_memory(geometry: ArenaGeometry) -> int:
-    """A new memfd of the geometry's size, unpopulated; the caller owns the descriptor."""
-    fd = os.memfd_create("emberkv-arena", os.MFD_CLOEXEC)
+    """A new memfd of the geometry's size, unpopulated; the caller owns the descriptor.
+
+    Nobody can change its size: no process that shares it can make another's access fault.
+    """
+    fd = os.memfd_create("emberkv-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, geometry.total_bytes)
+        fcntl.fcntl(
+            fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
     except OSError as error:
         os.close(fd)
         raise KeeperError(f"no memory for an arena of {geometry.total_bytes} bytes") from error
@@ -158,6 +165,11 @@ class Arena:
         key = header["key"].tobytes()[: int(header["key_bytes"])]
         parent = header["parent"].tobytes()[: int(header["parent_bytes"])]
         return Entry(ChunkKey(key), ChunkKey(parent) if parent else None, slot)
+
+    def discard(self) -> None:
+        """Give the memory back to the kernel now, whoever still maps it; they read zeros."""
+        self._map.madvise(mmap.MADV_REMOVE)
+        os.close(self.fd)
 
     def close(self) -> None:
         """Unmap; every row and header view given out must be gone."""

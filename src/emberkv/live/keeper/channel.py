@@ -1,0 +1,155 @@
+"""Whole messages over a Unix stream socket that never blocks; descriptors may travel along.
+
+A frame is the protocol's number and the payload's length, four bytes each, and the payload. What
+the socket does not take at once waits in memory, in order.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from typing import Final
+
+from emberkv.errors import KeeperError
+
+PROTOCOL: Final = 0x0001_4B45
+"""Keeper and client must be of the same; raised with every change of the messages."""
+
+MAX_FRAME_BYTES: Final = 1 << 30
+READ_BYTES: Final = 1 << 18
+
+_HEADER: Final = struct.Struct("<II")
+_FD_SPACE: Final = socket.CMSG_SPACE(array.array("i").itemsize)
+
+
+class Channel:
+    """Both ends of the keeper's socket. Owns the socket; closed at the first error or end."""
+
+    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.closed = False
+        self.fault = "the connection was closed"
+        self._takes_descriptors = takes_descriptors
+        self._descriptors: list[int] = []
+        self._received = bytearray()
+        self._unsent: deque[memoryview] = deque()
+        self.unsent_bytes = 0
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, payload: bytes, descriptor: int | None = None) -> None:
+        """Send a frame now, or as soon as `flush` can. A descriptor goes with the first frame only.
+
+        Does nothing on a closed channel.
+        """
+        if self.closed:
+            return
+        frame = memoryview(_HEADER.pack(PROTOCOL, len(payload)) + payload)
+        if descriptor is not None:
+            frame = self._send_descriptor(frame, descriptor)
+        if frame:
+            self._unsent.append(frame)
+            self.unsent_bytes += len(frame)
+            self.flush()
+
+    def _send_descriptor(self, frame: memoryview, descriptor: int) -> memoryview:
+        try:
+            sent = socket.send_fds(self.sock, [frame], [descriptor])
+        except OSError as error:
+            self._fail(error)
+            return frame[:0]
+        return frame[sent:]
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it."""
+        while self._unsent and not self.closed:
+            frame = self._unsent[0]
+            try:
+                sent = self.sock.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._fail(error)
+                return
+            self.unsent_bytes -= sent
+            if sent < len(frame):
+                self._unsent[0] = frame[sent:]
+            else:
+                self._unsent.popleft()
+
+    def receive(self) -> list[bytes]:
+        """The whole frames that have arrived. Sets `closed` at the end of the stream."""
+        while not self.closed:
+            try:
+                piece = self._read()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._fail(error)
+                break
+            if not piece:
+                self.close()
+                break
+            self._received += piece
+            if len(piece) < READ_BYTES:
+                break
+        return self._frames() if self._received else []
+
+    def _read(self) -> bytes:
+        if not self._takes_descriptors:
+            return self.sock.recv(READ_BYTES)
+        piece, ancillary, _, _ = self.sock.recvmsg(READ_BYTES, _FD_SPACE)
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                whole = len(content) - len(content) % 4
+                self._descriptors += array.array("i", content[:whole])
+        return piece
+
+    def _frames(self) -> list[bytes]:
+        frames: list[bytes] = []
+        at = 0
+        received = self._received
+        while len(received) - at >= _HEADER.size:
+            protocol, length = _HEADER.unpack_from(received, at)
+            if protocol != PROTOCOL or length > MAX_FRAME_BYTES:
+                self.fault = "the other side speaks another version of the protocol"
+                self.close()
+                break
+            end = at + _HEADER.size + length
+            if len(received) < end:
+                break
+            frames.append(bytes(memoryview(received)[at + _HEADER.size : end]))
+            at = end
+        del received[:at]
+        return frames
+
+    def take_descriptor(self) -> int | None:
+        """The descriptor that came along, now the caller's, or None."""
+        return self._descriptors.pop(0) if self._descriptors else None
+
+    def _fail(self, error: OSError) -> None:
+        self.fault = error.strerror or str(error)
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket, and every descriptor that nobody took."""
+        self.closed = True
+        self.sock.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+        self._unsent.clear()
+        self.unsent_bytes = 0
+
+
+def require_same_user(sock: socket.socket) -> None:
+    """Raise `KeeperError` unless the process at the other end has this process's user id."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    if uid != os.geteuid():
+        raise KeeperError(f"the keeper's socket belongs to user {uid}, not to {os.geteuid()}")
