@@ -38,6 +38,7 @@ class Seals:
         self._arena = arena
         self._lock = threading.Lock()
         self._epoch = 0
+        self._stopped = False
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="seal", daemon=True)
         self._thread.start()
@@ -52,11 +53,17 @@ class Seals:
         """Goes up with every `invalidate`; a checksum computed before one is not recorded."""
         return self._epoch
 
-    def request(self, slots: Slots, generations: Generations | None = None) -> None:
-        """Have rows that are complete by now sealed soon, unless their generation changes."""
-        of = self.generations(slots) if generations is None else generations
+    def request(self, slots: Slots) -> None:
+        """Have READY rows sealed soon, each unless its generation changes before."""
+        generations = self.generations(slots)
+        # Looked at after the generation: READY now means that this generation is complete.
+        ready = self._arena.headers["state"][slots] == READY
+        self.request_complete(slots[ready], generations[ready])
+
+    def request_complete(self, slots: Slots, generations: Generations) -> None:
+        """Have rows sealed soon whose generation, as given, is known to be complete."""
         epoch = self._epoch
-        self._jobs.put(lambda: self._seal(slots, of, epoch))
+        self._jobs.put(lambda: self._seal(slots, generations, epoch))
 
     def request_all(self) -> None:
         """Have every READY row sealed that is not."""
@@ -96,7 +103,8 @@ class Seals:
         self._jobs.put(lambda: self._verify(on_batch))
 
     def stop(self) -> None:
-        """End the thread when what was requested is done; does not wait."""
+        """End the thread soon, whatever is left to do; does not wait."""
+        self._stopped = True
         self._jobs.put(None)
 
     def _run(self) -> None:
@@ -107,7 +115,9 @@ class Seals:
         headers = self._arena.headers
         for at, slot in enumerate(slots.tolist()):
             generation = generations[at]
-            if epoch != self._epoch or headers["sealed"][slot] == generation:
+            if self._stopped or epoch != self._epoch:
+                return
+            if headers["sealed"][slot] == generation:
                 continue
             row_checksum = checksum(self._arena.row(Slot(slot)))
             self._record(slots[at : at + 1], generations[at : at + 1], [row_checksum], epoch)
@@ -131,6 +141,8 @@ class Seals:
         row_bytes = self._arena.geometry.row_bytes
         step = max(1, min(VERIFY_BATCH_SLOTS, VERIFY_BATCH_BYTES // row_bytes))
         for start in range(0, len(slots), step):
+            if self._stopped:
+                return
             batch = [
                 self._arena.entry(Slot(slot))
                 for slot in slots[start : start + step].tolist()

@@ -198,7 +198,7 @@ class TierIo:
         outcomes = self.storage.read(records, [self._arena.row(s) for s in _slots_of(batch)])
         if batch.epoch == self._seals.epoch:
             arrived = np.array([outcome is Outcome.OK for outcome in outcomes], dtype=bool)
-            self._seals.request(batch.slots[arrived], batch.generations[arrived])
+            self._seals.request_complete(batch.slots[arrived], batch.generations[arrived])
         return outcomes
 
     def _write(self, batch: _Batch) -> Sequence[Outcome]:
