@@ -62,17 +62,20 @@ def questions_of(visit_number: int, documents: Sequence[Document]) -> Iterator[Q
 
 
 class Conversation:
-    """A document and everything said about it so far; each prompt repeats all of it."""
+    """A document and everything said about it so far; each prompt repeats all of it.
+
+    Written in the form that SmolLM2 was trained on (ChatML).
+    """
 
     def __init__(self, document: Document) -> None:
-        self._text = document.text
+        self._text = f"<|im_start|>user\n{document.text}\n\n"
         self.known_tokens = 0
 
     def prompt(self, question: str) -> str:
         """What to send for the next question."""
-        return f"{self._text}\n\nQuestion: {question}\nAnswer:"
+        return f"{self._text}{question}<|im_end|>\n<|im_start|>assistant\n"
 
     def go_on(self, question: str, answer: str, prompt_tokens: int) -> None:
         """Take a question and its answer into the conversation."""
-        self._text = f"{self.prompt(question)} {answer}"
+        self._text = f"{self.prompt(question)}{answer}<|im_end|>\n<|im_start|>user\n"
         self.known_tokens = prompt_tokens

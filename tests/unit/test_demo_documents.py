@@ -43,6 +43,7 @@ def test_a_conversation_repeats_everything_said() -> None:
     talk = Conversation(Document("a", "A text.", ("Why?", "How?")))
     first = talk.prompt("Why?")
     talk.go_on("Why?", "Because.", prompt_tokens=9)
-    assert first == "A text.\n\nQuestion: Why?\nAnswer:"
-    assert talk.prompt("How?") == f"{first} Because.\n\nQuestion: How?\nAnswer:"
+    assert first.endswith("A text.\n\nWhy?<|im_end|>\n<|im_start|>assistant\n")
+    assert talk.prompt("How?").startswith(f"{first}Because.<|im_end|>")
+    assert "How?" in talk.prompt("How?")
     assert talk.known_tokens == 9
