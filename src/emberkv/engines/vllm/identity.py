@@ -28,6 +28,7 @@ from emberkv.engines.model_files import (
     find_snapshot,
     weight_files,
 )
+from emberkv.engines.vllm.command_line import SEED_VARIABLE, unstable_hash
 from emberkv.errors import StorageError
 from emberkv.tiers.format import FORMAT_VERSION
 
@@ -56,9 +57,6 @@ _LOADED_SUFFIXES: Final = {
 _WEIGHTS_FROM_ELSEWHERE: Final = frozenset(
     {"ClefOmniForJointSchema", "MoonshotKimiaForCausalLM", "UltravoxModel"}
 )
-_SEEDED_HASHES: Final = ("sha256", "sha256_cbor")
-"""Hash algorithms for which the engine itself has a fixed seed."""
-
 _CURE: Final = "name the model and its version as model_identity in the configuration"
 
 
@@ -294,12 +292,10 @@ def _cpu_instruction_set(vllm_config: VllmConfig) -> str:
 
 def _add_hash(facts: _Facts, algorithm: str) -> None:
     """The block hash: equal prefixes must get equal keys in the next process too."""
-    seed = os.environ.get("PYTHONHASHSEED")
-    if seed is None and algorithm not in _SEEDED_HASHES:
-        facts.unstable.append(
-            f"the keys of hash algorithm '{algorithm}' change with every start; set "
-            "--prefix-caching-hash-algo sha256_cbor, or PYTHONHASHSEED"
-        )
+    seed = os.environ.get(SEED_VARIABLE)
+    reason = unstable_hash(algorithm, os.environ)
+    if reason:
+        facts.unstable.append(reason)
         seed = "random"
     facts.add("hash.algorithm", algorithm)
     facts.add("hash.seed", "engine" if seed is None else seed)

@@ -1,0 +1,61 @@
+"""Types of options, and where results go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from emberkv.domain.units import parse_size
+from emberkv.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A size in bytes, written like 16GiB."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(str(value))
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = Size()
+DIRECTORY = click.Path(path_type=Path, file_okay=True)
+SECONDS = click.FloatRange(min=0)
+
+
+class ManyOptions(click.Command):
+    """A command whose function takes its options as one mapping, by their names."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        assert self.callback is not None
+        return ctx.invoke(self.callback, ctx.params)
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+
+
+def print_json(facts: object) -> None:
+    """Print facts for programs: one JSON document on standard output."""
+    print(json.dumps(facts, indent=2, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Standard output for people; as wide as it takes when it is no terminal."""
+    from rich.console import Console
+
+    out = Console(highlight=False)
+    return out if sys.stdout.isatty() else Console(highlight=False, width=160)
