@@ -130,5 +130,6 @@ def device_bytes_read(root: int) -> int:
             counters = Path(f"/proc/{pid}/io").read_text()
         except OSError:
             continue
-        total += int(re.search(r"^read_bytes: (\d+)$", counters, re.MULTILINE)[1])
+        fields = dict(line.split(": ") for line in counters.splitlines())
+        total += int(fields["read_bytes"])
     return total

@@ -16,11 +16,11 @@ from types import FrameType
 from typing import Final
 
 from demo.client import Answer, AnswerError, request_body
-from demo.documents import Document, make_documents
+from demo.documents import CountTokens, Document, make_documents
 from demo.screen import Screen
 from demo.script import NEXT_QUESTION, VISITS, Conversation, questions_of
 from demo.server import ServerError
-from demo.sides import DISK_SIZE, RAM_SIZE, EmberSide, PlainSide
+from demo.sides import DISK_SIZE, RAM_SIZE, TIER_DIRECTORY, EmberSide, PlainSide
 from demo.verdicts import Phase, Turn
 from emberkv.errors import UsageError
 from emberkv.testing.models import models_dir, prepare_smollm2
@@ -32,31 +32,43 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
+INTERRUPTS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 only if every phase was served from the tier it should."""
     options = _options(arguments)
     screen = Screen()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in INTERRUPTS:
+        signal.signal(number, _interrupt)
     parent = options.dir or models_dir().parent / "demo"
     parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
+    status = EXIT_INTERRUPTED
     kept = False
     try:
         phases, kept = _run(scratch, screen, keep=options.keep)
-        return verdict(phases, screen)
+        status = verdict(phases, screen)
     except UsageError as error:
         screen.fail(str(error))
-        return EXIT_USAGE
+        status = EXIT_USAGE
     except (ServerError, AnswerError) as error:
         screen.fail(str(error))
-        return EXIT_FAILED
+        status = EXIT_FAILED
     except KeyboardInterrupt:
         screen.fail("interrupted; every process of the demo has been ended")
-        return EXIT_INTERRUPTED
-    finally:
-        if not kept:
-            shutil.rmtree(scratch, ignore_errors=True)
+    if not kept:
+        _clean_up(scratch, screen, keep_logs=status == EXIT_FAILED)
+    return status
+
+
+def _clean_up(scratch: Path, screen: Screen, *, keep_logs: bool) -> None:
+    """Remove what the run left on disk; logs stay if there is something to find out."""
+    if not keep_logs:
+        shutil.rmtree(scratch, ignore_errors=True)
+        return
+    shutil.rmtree(scratch / TIER_DIRECTORY, ignore_errors=True)
+    screen.say(f"logs are in {scratch}")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -71,6 +83,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """End in order; an impatient second signal must not leave processes behind."""
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -103,7 +118,8 @@ def _run(scratch: Path, screen: Screen, *, keep: bool) -> tuple[list[Phase], boo
     return phases, kept
 
 
-def _counter(model: Path):
+def _counter(model: Path) -> CountTokens:
+    """Counts as the model's own tokenizer does."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -123,8 +139,8 @@ def _play_plain(
             name = question.document.name
             conversation = conversations[name]
             with screen.working(f"{name}: {question.text}"):
-                reply = side.ask(conversation.prompt(question.text), f"{name}-{question.turn}")
-            answer = answers[name, question.turn] = reply.answer
+                answer = side.ask(conversation.prompt(question.text), f"{name}-{question.turn}")
+            answers[name, question.turn] = answer
             screen.asked(question, answer, None)
             conversation.go_on(question.text, answer.first_line, answer.prompt_tokens)
     return answers
@@ -146,7 +162,8 @@ def _play_ember(
             name = question.document.name
             conversation = conversations[name]
             with screen.working(f"{name}: {question.text}"):
-                reply = side.ask(conversation.prompt(question.text), f"{name}-{question.turn}")
+                prompt = conversation.prompt(question.text)
+                reply = side.ask_witnessed(prompt, f"{name}-{question.turn}")
             baseline = answers[name, question.turn]
             turn = Turn(
                 document=name,

@@ -26,6 +26,7 @@ from demo.verdicts import BLOCK_TOKENS, Phase, Source
 
 RAM_SIZE: Final = "512MiB"
 DISK_SIZE: Final = "1GiB"
+TIER_DIRECTORY: Final = "tier"
 CHUNK_BYTES: Final = 30 * 3 * 64 * 2 * BLOCK_TOKENS * 4
 """SmolLM2-135M in float32: 30 layers, 3 heads of 64, key and value, 32 tokens, 4 bytes."""
 SETTLE_S: Final = 20.0
@@ -60,12 +61,12 @@ def plain_serve(model: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer and what each witness says of its prompt's tokens; Nones without emberkv."""
+    """An answer, and what each witness says of where its prompt's tokens came from."""
 
     answer: Answer
-    engine: Sources | None = None
-    ember: Sources | None = None
-    logged: Sources | None = None
+    engine: Sources
+    ember: Sources
+    logged: Sources | None
 
 
 class PlainSide:
@@ -99,9 +100,9 @@ class PlainSide:
         self.server.client.complete(_WARM_UP, "warm-up", max_tokens=1)
         self._screen.say(f"server {self.name} up after {took_s:.0f} s")
 
-    def ask(self, prompt: str, request_id: str) -> Reply:
+    def ask(self, prompt: str, request_id: str) -> Answer:
         """One request."""
-        return Reply(self.server.client.complete(prompt, request_id))
+        return self.server.client.complete(prompt, request_id)
 
     def end(self, phase: Phase) -> None:
         """Check what can only be checked once a visit is over."""
@@ -127,7 +128,7 @@ class EmberSide(PlainSide):
     def _command(self, model: Path, scratch: Path, port: int) -> list[str]:
         return [
             *(program("emberkv"), "serve", str(model), "--ram", RAM_SIZE),
-            *("--disk", str(scratch / "tier"), "--disk-size", DISK_SIZE),
+            *("--disk", str(scratch / TIER_DIRECTORY), "--disk-size", DISK_SIZE),
             *("--instance", self._instance, "--request-log", str(self._request_log)),
             *("--", *engine_flags(port)),
         ]
@@ -157,9 +158,10 @@ class EmberSide(PlainSide):
             self._screen.say(f"RAM 0 chunks, disk {page.chunks('disk')} chunks")
         self._read_bytes = self._keeper_read()
 
-    def ask(self, prompt: str, request_id: str) -> Reply:
+    def ask_witnessed(self, prompt: str, request_id: str) -> Reply:
+        """One request, with the counters read before and after it."""
         before = self._page()
-        answer = self.server.client.complete(prompt, request_id)
+        answer = self.ask(prompt, request_id)
         after, logged = self._settled(before, request_id)
         engine = engine_sources(before, after, answer.prompt_tokens)
         return Reply(answer, engine, ember_sources(before, after), logged)
