@@ -19,6 +19,7 @@ from emberkv.engines.vllm.command_line import (
     TRANSFER_FLAG,
     Flags,
     Launch,
+    has_own_command,
     require_no_other_connector,
     unstable_hash,
 )
@@ -28,6 +29,7 @@ CONNECTOR = "EmberConnector"
 CONNECTOR_MODULE = "emberkv.engines.vllm.connector"
 SPEC = "EmberOffloadingSpec"
 SPEC_MODULE = "emberkv.engines.vllm"
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +113,26 @@ def vllm_arguments(options: ServeOptions, environment: Mapping[str, str]) -> lis
 
 def plain_command(arguments: list[str]) -> str:
     """The command for a shell that starts the same engine without emberkv's command line."""
-    return shlex.join(["vllm", *arguments])
+    if has_own_command():
+        return shlex.join(["vllm", *arguments])
+    return shlex.join(["python", *_module_arguments(arguments)])
 
 
-def vllm_program() -> Path:
-    """The `vllm` that belongs to this Python. Raises `UsageError` if there is none."""
+def engine_command(arguments: list[str]) -> list[str]:
+    """What to execute: the engine that belongs to this Python. Raises `UsageError` if none does."""
+    program = _vllm_program()
+    if has_own_command():
+        return [str(program), *arguments]
+    return [sys.executable, "-W", "ignore", *_module_arguments(arguments)]
+
+
+def _module_arguments(arguments: list[str]) -> list[str]:
+    """The same server by its module, for builds whose `vllm` command can't start."""
+    _, model, *flags = arguments
+    return ["-m", SERVER_MODULE, "--model", model, *flags]
+
+
+def _vllm_program() -> Path:
     program = Path(sys.executable).with_name("vllm")
     if not program.exists():
         raise UsageError(

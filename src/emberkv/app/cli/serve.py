@@ -124,12 +124,12 @@ def command(given: Mapping[str, Any]) -> int:
     if given["print_command"]:
         print(launch.plain_command(arguments))
         return 0
-    program = launch.vllm_program()
+    engine_command = launch.engine_command(arguments)
     require_tested()
     print(f"emberkv: {launch.summary(options, plan)}", file=sys.stderr, flush=True)
-    return _become(str(program), arguments)
+    return _become(engine_command)
 
 
-def _become(program: str, arguments: list[str]) -> NoReturn:
+def _become(engine_command: list[str]) -> NoReturn:
     """Replace this process, so that signals and the exit status are the engine's own."""
-    os.execv(program, [program, *arguments])
+    os.execv(engine_command[0], engine_command)

