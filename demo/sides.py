@@ -21,7 +21,7 @@ from demo.measures import (
 )
 from demo.screen import Screen
 from demo.script import DEVICE_BLOCKS, MAX_MODEL_TOKENS, Before
-from demo.server import Server, ServerError, find_keeper, free_port, kill_keeper
+from demo.server import Server, find_keeper, free_port, kill_keeper
 from demo.verdicts import BLOCK_TOKENS, Phase, Source
 
 RAM_SIZE: Final = "512MiB"
@@ -123,6 +123,7 @@ class EmberSide(PlainSide):
         self._request_log = scratch / "requests.jsonl"
         self._keeper: int | None = None
         self._read_bytes = 0
+        (scratch / TIER_DIRECTORY).mkdir(mode=0o700)
         super().__init__(model, scratch, screen)
 
     def _command(self, model: Path, scratch: Path, port: int) -> list[str]:
@@ -134,29 +135,44 @@ class EmberSide(PlainSide):
         ]
 
     def begin(self, before: Before, phase: Phase) -> None:
-        if before is Before.KILL_RAM_TOO:
-            self._wait(lambda page: not page.chunks_under_way("disk"), "written behind to disk")
-        held = self._page().chunks("disk") if before is Before.KILL_RAM_TOO else 0
-        old_keeper = self._keeper
-        if before is not Before.NOTHING:
-            self._screen.say(f"SIGKILL to {len(self.server.kill())} processes of the server")
-        if before is Before.KILL_RAM_TOO:
-            killed = kill_keeper(self._instance)
-            self._screen.say(f"SIGKILL to the keeper {killed}: the RAM tier is gone")
-            phase.require(killed is not None, "there was no keeper to kill")
+        if before is Before.KILL:
+            self._kill_server(phase)
+        elif before is Before.KILL_RAM_TOO:
+            self._kill_server_and_ram(phase)
+        else:
+            self.start()
+            self._keeper = find_keeper(self._instance)
+        phase.require(self._keeper is not None, "no keeper is running")
+        self._read_bytes = self._keeper_read()
+
+    def _kill_server(self, phase: Phase) -> None:
+        """The keeper lives on with its memory, and the next server has to find it."""
+        held = self._page().chunks("ram")
+        self._screen.say(f"SIGKILL to {len(self.server.kill())} processes of the server")
+        self.start()
+        keeper = find_keeper(self._instance)
+        phase.require(keeper == self._keeper, "the keeper did not outlive the server")
+        found = self._wait(lambda page: page.chunks("ram") >= held, "taken over").chunks("ram")
+        phase.require(0 < held <= found, f"{found} of {held} chunks were taken over in RAM")
+        self._screen.say(f"keeper {keeper} still there, {found} chunks taken over in RAM")
+
+    def _kill_server_and_ram(self, phase: Phase) -> None:
+        """Only the disk has anything left; the next server starts with an empty arena."""
+        page = self._wait(_all_written, "written behind to disk")
+        phase.require(_all_written(page), "not everything had been written behind to disk")
+        held = page.chunks("disk")
+        self._screen.say(f"SIGKILL to {len(self.server.kill())} processes of the server")
+        killed = kill_keeper(self._instance)
+        phase.require(killed is not None, "there was no keeper to kill")
+        self._screen.say(f"SIGKILL to keeper {killed}: the RAM tier is gone")
         self.start()
         self._keeper = find_keeper(self._instance)
-        phase.require(self._keeper is not None, "no keeper is running")
-        page = self._page()
-        if before is Before.KILL:
-            phase.require(self._keeper == old_keeper, "the keeper did not outlive the server")
-            phase.require(page.chunks("ram") > 0, "nothing was taken over in RAM")
-            self._screen.say(f"taken over from keeper {self._keeper}: {page.chunks('ram')} chunks")
-        if before is Before.KILL_RAM_TOO:
-            phase.require(page.chunks("ram") == 0, "the RAM tier was not empty at the start")
-            phase.require(page.chunks("disk") > 0, f"the disk had {held} chunks and now none")
-            self._screen.say(f"RAM 0 chunks, disk {page.chunks('disk')} chunks")
-        self._read_bytes = self._keeper_read()
+        # Gauges are 0 until the tiers have said what they hold: the disk's must be there first.
+        page = self._wait(lambda page: page.chunks("disk") >= held, "found on disk")
+        in_ram, on_disk = page.chunks("ram"), page.chunks("disk")
+        phase.require(0 < held <= on_disk, f"{on_disk} of {held} chunks were found on disk")
+        phase.require(in_ram == 0, f"the RAM tier had {in_ram} chunks at the start")
+        self._screen.say(f"keeper {self._keeper} is new: RAM {in_ram} chunks, disk {on_disk}")
 
     def ask_witnessed(self, prompt: str, request_id: str) -> Reply:
         """One request, with the counters read before and after it."""
@@ -187,13 +203,17 @@ class EmberSide(PlainSide):
     def _page(self) -> Page:
         return Page(self.server.client.metrics())
 
-    def _wait(self, done: Callable[[Page], bool], what: str) -> None:
-        """Wait until the metrics say something. Short requests keep the engine reporting."""
+    def _wait(self, done: Callable[[Page], bool], what: str) -> Page:
+        """The first reading that says something, or the last one in time.
+
+        An engine reports when it takes a step: short requests make it take some.
+        """
         deadline_s = time.monotonic() + SETTLE_S
         with self._screen.working(f"waiting until everything is {what}") as working:
-            while not done(self._page()):
-                if time.monotonic() > deadline_s:
-                    raise ServerError(f"not {what} after {SETTLE_S:.0f} s\n{self.server.tail()}")
+            while True:
+                page = self._page()
+                if done(page) or time.monotonic() > deadline_s:
+                    return page
                 working.tick()
                 self.server.client.complete(_WARM_UP, "still-there", max_tokens=1)
 
@@ -209,6 +229,10 @@ class EmberSide(PlainSide):
             if time.monotonic() > deadline_s:
                 return page, logged
             time.sleep(_POLL_S)
+
+
+def _all_written(page: Page) -> bool:
+    return page.chunks("disk") >= page.chunks("ram") > 0 and not page.chunks_under_way("disk")
 
 
 def _tokens(sources: Sources) -> tuple[int, ...]:
