@@ -26,11 +26,9 @@ from emberkv.live.keeper.session import Session
 from emberkv.live.keeper.tier_io import TierIo
 from emberkv.tiers.base import SlotStorage
 from emberkv.tiers.format import StoredNamespace
-from emberkv.tiers.slab_directory import SlabDirectory
+from emberkv.tiers.slab_directory import SlabDirectory, half_of_free_bytes
 
 FOUND_BATCH: Final = 1024
-SETTLE_S: Final = 10.0
-"""How long a new manager's disk waits for what an earlier one left queued."""
 
 OpenStorage = Callable[[DiskSettings, Namespace, int], SlotStorage]
 _T = TypeVar("_T")
@@ -38,9 +36,11 @@ _T = TypeVar("_T")
 
 def open_slab(settings: DiskSettings, namespace: Namespace, chunk_bytes: int) -> SlotStorage:
     """The namespace's slab below `root_dir`. Raises `ConfigError` and `StorageError`."""
-    directory = SlabDirectory(
-        Path(settings.root_dir), settings.size_bytes, reserve_bytes=settings.reserve_bytes
-    )
+    root_dir = Path(settings.root_dir)
+    size_bytes = settings.size_bytes
+    if settings.size_is_default:
+        size_bytes = min(size_bytes, half_of_free_bytes(root_dir))
+    directory = SlabDirectory(root_dir, size_bytes, reserve_bytes=settings.reserve_bytes)
     stored = StoredNamespace(bytes.fromhex(namespace.digest), dict(namespace.fields))
     return directory.open_slab(stored, chunk_bytes)
 
@@ -67,14 +67,20 @@ class DiskTier:
         seals: Seals,
         settings: DiskSettings,
         open_storage: Callable[[], SlotStorage],
+        settle_s: float,
     ) -> None:
-        """Begin to open the storage."""
+        """Begin to open the storage.
+
+        A new session's disk waits up to `settle_s` for what an earlier one left queued; then it
+        is down until that has ended.
+        """
         self.settings = settings
         self.state = DiskState.OPENING
         self.failure = "the disk tier did not open in time"
         self.is_users_mistake = False
         self.reset_owed = False
         self._loop = loop
+        self._settle_s = settle_s
         self._arena = arena
         self._seals = seals
         self._io: TierIo | None = None
@@ -212,7 +218,7 @@ class DiskTier:
                 session.send(Down(DISK, "the disk does not answer"))
 
         self.when_idle(idle)
-        self._loop.call_later(SETTLE_S, overdue)
+        self._loop.call_later(self._settle_s, overdue)
 
     def _scan(self, io: TierIo, session: Session) -> None:
         def scanned(entries: Sequence[Entry] | None, error: Exception | None) -> None:

@@ -35,10 +35,14 @@ class Refusal(enum.StrEnum):
 
 
 class DiskSettings(msgspec.Struct, frozen=True, array_like=True):
-    """The disk tier as the keeper is asked to open it; `root_dir` is absolute."""
+    """The disk tier as the keeper is asked to open it; `root_dir` is absolute.
+
+    A default size is cut to half of the file system's free space.
+    """
 
     root_dir: str
     size_bytes: int
+    size_is_default: bool = False
     read_threads: int = 8
     write_threads: int = 4
     reserve_bytes: int = 0

@@ -55,6 +55,9 @@ class Patience:
     first_hello_s: float = 60.0
     """For anyone to attach at all."""
 
+    settle_s: float = 10.0
+    """For what an engine left queued, before its successor hears that the disk is down."""
+
     drain_s: float = 10.0
     """For write-behinds under way, after a clean stop or a SIGTERM."""
 
@@ -84,7 +87,7 @@ class Keeper:
         self._listener = listener
         self._instance = instance
         self._patience = patience or Patience()
-        self._house = Household(loop, open_storage, self._settle)
+        self._house = Household(loop, open_storage, self._settle, self._patience.settle_s)
         self._tenancy: Tenancy | None = None
         self._peers: list[_Peer] = []
         self._turned_away: set[str] = set()
@@ -376,17 +379,18 @@ def _twice(hello: Hello) -> Refused:
 
 
 def _difference(hello: Hello, tenancy: Tenancy) -> str | None:
-    """How what a peer asks for differs from what its engine's other side asked for."""
+    """How what a peer asks for differs from what its engine's other side asked for.
+
+    Who brings no namespace takes the other side's, and with it all but the arena's geometry.
+    """
+    names: tuple[str, ...] = ("slot_count", "chunk_bytes")
     if hello.namespace is not None:
+        names = hello.config.__struct_fields__
         fields = tenancy.namespace.differences(Namespace(hello.namespace))
         if fields:
             return f"manager and workers differ in the namespace's {', '.join(fields)}"
-    names = [
-        name
-        for name in hello.config.__struct_fields__
-        if getattr(hello.config, name) != getattr(tenancy.config, name)
-    ]
-    return f"manager and workers ask for different {', '.join(names)}" if names else None
+    differing = [n for n in names if getattr(hello.config, n) != getattr(tenancy.config, n)]
+    return f"manager and workers ask for different {', '.join(differing)}" if differing else None
 
 
 def _is_same(one_fd: int | None, other_fd: int) -> bool:

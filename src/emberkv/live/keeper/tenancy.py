@@ -47,11 +47,15 @@ from emberkv.tiers.base import SlotStorage
 
 @dataclass(frozen=True, slots=True)
 class Household:
-    """What every tenancy of one keeper works with; `changed` is called when one may be ready."""
+    """What every tenancy of one keeper works with.
+
+    `changed` is called when one may be ready; for `settle_s` see `DiskTier`.
+    """
 
     loop: Loop
     open_storage: OpenStorage
     changed: Callable[[], None]
+    settle_s: float
 
 
 class Tenancy:
@@ -209,7 +213,8 @@ class Tenancy:
                 raise
             return storage
 
-        disk = DiskTier(self._loop, self.arena, self.seals, settings, open_storage)
+        settle_s = self._house.settle_s
+        disk = DiskTier(self._loop, self.arena, self.seals, settings, open_storage, settle_s)
         disk.reset_owed = reset_owed
         disk.when_opened(self._house.changed)
         disk.serve(self._session)
