@@ -11,7 +11,7 @@ help:
 	@echo "make demo    play the main job on a real model (KEEP=1 leaves the server up)"
 	@echo "make test    the whole test suite, real engine included (up to 40 minutes)"
 	@echo "make check   format, lint, types, imports and the quick tests (under 3 minutes)"
-	@echo "make bench   every benchmark, and a table of their figures"
+	@echo "make bench   every benchmark, and a table of their figures (also in the README)"
 	@echo "make setup   only make the environment"
 	@echo "make clean   remove caches and build products (.venv stays)"
 
@@ -33,6 +33,7 @@ check: setup
 
 bench: setup
 	@$(bin)/python benchmarks/run.py
+	@$(bin)/python scripts/readme_performance.py
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
@@ -60,14 +61,14 @@ class Screen:
 
     def table(self, phases: Sequence[Phase]) -> None:
         """One row a phase."""
-        table = Table(title="Where each prompt came from", title_justify="left")
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("")
         table.add_column("phase")
         for name in ("asked", "device", "RAM", "disk", "computed"):
             table.add_column(name, justify="right")
         for name in ("p50", "p95", "without", "faster"):
             table.add_column(name, justify="right")
         table.add_column("answers")
-        table.add_column("")
         for phase in phases:
             table.add_row(*_cells(phase))
         self._console.print()
@@ -118,12 +119,13 @@ def describe(sources: Sources) -> str:
 
 def _cells(phase: Phase) -> list[str]:
     if not phase.turns:
-        return [phase.name, "0", *["-"] * 8, "[red]✗[/]"]
+        return ["[red]✗[/]", phase.name, "0", *["-"] * 9]
     sources = phase.sources
     ours_s = [turn.answer.first_token_s for turn in phase.turns]
     without_s = quantile([turn.baseline.first_token_s for turn in phase.turns], 0.5)
     p50_s = quantile(ours_s, 0.5)
     return [
+        "[red]✗[/]" if phase.problems() else "[green]✓[/]",
         phase.name,
         str(len(phase.turns)),
         *(f"{n:,}" if n else "·" for n in (sources.device, sources.ram, sources.disk)),
@@ -133,7 +135,6 @@ def _cells(phase: Phase) -> list[str]:
         f"{without_s:.2f}",
         f"{without_s / p50_s:.1f}x",
         _agreement(phase),
-        "[red]✗[/]" if phase.problems() else "[green]✓[/]",
     ]
 
 

@@ -34,11 +34,11 @@ class Visit:
 
 VISITS: Final = (
     Visit("first visit", Source.COMPUTED),
-    Visit("back after others filled the device cache", Source.RAM),
-    Visit("back after SIGKILL and restart", Source.RAM, Before.KILL),
-    Visit("back after SIGKILL, RAM tier lost too", Source.DISK, Before.KILL_RAM_TOO),
+    Visit("back, device cache overrun", Source.RAM),
+    Visit("back, server killed", Source.RAM, Before.KILL),
+    Visit("back, server killed, RAM lost", Source.DISK, Before.KILL_RAM_TOO),
 )
-NEXT_QUESTION: Final = Visit("next question, right away", Source.DEVICE)
+NEXT_QUESTION: Final = Visit("next question, at once", Source.DEVICE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from emberkv import config
+from emberkv.app.cli import serve
 from emberkv.engines.vllm import compat
 from emberkv.observe.metrics import METRICS
 from emberkv.observe.request_log import line_of
@@ -116,3 +117,15 @@ def test_python_in_the_tutorial_runs(tmp_path: Path) -> None:
     bodies = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     assert set(bodies) == {"harbour", "orchard", "observatory"}
     assert all(5_000 < len(body["prompt"]) < 8_000 for body in bodies.values())
+
+
+SERVE = re.compile(r"emberkv serve ((?:[^`\n]|\\\n)*)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_options_of_serve_that_are_shown_exist(page: Path) -> None:
+    known = {option for parameter in serve.command.params for option in parameter.opts}
+    for shown in SERVE.findall(page.read_text(encoding="utf-8")):
+        own = shown.partition(" -- ")[0]
+        used = set(re.findall(r"(?<!\S)\[?(--[a-z-]+)", own))
+        assert used <= known, used - known
