@@ -14,8 +14,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,10 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from emberkv.core.audit import AuditedStack
+from emberkv.core.counts import Event
 from emberkv.engines.vllm.build import build_manager
 from emberkv.engines.vllm.spec import EmberOffloadingSpec
-from emberkv.live.arena import ArenaGeometry
+from emberkv.live.arena import Arena, ArenaGeometry
 from emberkv.live.manager import TierManager
 from emberkv.testing.driver import InlineDriver
 from emberkv.tiers.base import SlotStorage
@@ -120,6 +122,9 @@ class RigSpec(EmberOffloadingSpec):
         assert driver.arena.geometry == self.geometry
         return driver
 
+    def open_arena(self, rank: int) -> tuple[Arena, Callable[[], None]]:
+        return _PARTS[self.config.engine_id].driver.arena, lambda: None
+
     def get_manager(self) -> OffloadingManager:
         return build_manager(
             self.open_driver(),
@@ -147,7 +152,7 @@ _engine_numbers = itertools.count()
 
 
 def configure(setup: Setup, model_dir: Path, engine_id: str, ram_bytes: int) -> VllmConfig:
-    """vLLM's own configuration of a server with this setup."""
+    """The engine's own configuration of a server with this setup."""
     name, module = _SPECS[setup.entry]
     extra = {
         "spec_name": name,
@@ -336,7 +341,9 @@ class Rig:
         self.prefill: dict[str, Any] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
-        self.stats: list[Any] = []
+        self.counters: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self.amounts: list[float] = []
+        self.during: Callable[[], None] | None = None
         self.steps = 0
 
     def _take_images(self) -> None:
@@ -419,6 +426,8 @@ class Rig:
                 return
         if self._in_flight:
             self.execute(1)
+            if self.during is not None:  # what reaches the engine while the model runs
+                self.during()
             self._take_output()
 
     def execute(self, count: int | None = None) -> None:
@@ -432,11 +441,23 @@ class Rig:
         taken = self.scheduler.update_from_output(scheduled, executed)
         for outputs in taken.values():
             if outputs.scheduler_stats and outputs.scheduler_stats.kv_connector_stats:
-                self.stats.append(outputs.scheduler_stats.kv_connector_stats)
+                self._count(outputs.scheduler_stats.kv_connector_stats)
             for each in outputs.outputs:
                 self.outputs[each.request_id] += each.new_token_ids
                 if each.finish_reason is not None:
                     self.finished.setdefault(each.request_id, str(each.finish_reason))
+
+    def _count(self, stats: dict[str, Any]) -> None:
+        """Add up the connector's counters, as vLLM's front end does."""
+        for name, kind in stats["types"].items():
+            if kind == "counter":
+                for labels, amount in stats["data"][name].items():
+                    self.amounts.append(amount)
+                    self.counters[name, tuple(labels)] += amount
+
+    def chunks(self, tier: str, event: Event) -> int:
+        """How many chunks the metrics say something happened to."""
+        return int(self.counters["emberkv:chunks", (tier, event.value)])
 
     def run(self, max_steps: int = 400) -> None:
         """Step until nothing is left to do; fails if that takes too many steps."""
@@ -458,12 +479,16 @@ class Rig:
         assert self.outputs[name] == self.expected(name)
         return self.external_tokens(name)
 
+    def tick(self) -> None:
+        """A request too short to be kept: the manager takes note of what the driver has done."""
+        self.serve(f"tick-{self.steps}", [1, 2, 3])
+
     def forget_device(self) -> None:
         """Drop the device's prefix cache, and nothing else."""
         assert self.scheduler.reset_prefix_cache()
 
     def new_weights(self, *, preempt: bool = True) -> bool:
-        """What the engine does for new weights: let the worker finish, drop all caches, load them."""
+        """Let the worker finish, drop every cache, load new weights: as the engine does."""
         self.execute()
         done = self.scheduler.reset_prefix_cache(
             reset_running_requests=preempt, reset_connector=True
@@ -493,6 +518,19 @@ class RequestLines(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.of: dict[str, dict[str, Any]] = {}
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Collect for the time of a block."""
+        log = logging.getLogger("emberkv.requests")
+        level = log.level
+        log.setLevel(logging.INFO)
+        log.addHandler(self)
+        try:
+            yield
+        finally:
+            log.removeHandler(self)
+            log.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
         line = json.loads(record.getMessage())

@@ -37,8 +37,8 @@ LOAD = ("load",)
 STORE = ("store",)
 GAUGES_EVERY_S = 1.0
 
-STEPS_IN_FLIGHT = 8
-"""More steps than any engine has scheduled ahead of what its workers have done."""
+STEPS_IN_FLIGHT = 64
+"""More steps than any engine schedules ahead of what its workers have done: pipeline stages + 1."""
 
 
 def contained(
@@ -98,15 +98,21 @@ class TierManager:
         state = self._requests[request] = RequestState(request)
         return state.facts
 
-    @contained
     def finish(self, request: RequestId) -> None:
         """A request is over; copies for it may still end later."""
         state = self._requests.pop(request, None)
         if state is None:
             return
-        self.stack.end(request)
-        self.tally.ended(state.facts)
-        self._on_finished(state.facts)
+        try:
+            if self.serving:
+                self.stack.end(request)
+            else:
+                state.facts.miss_reason = MissReason.NOT_SERVING
+            self._end_wait(state, self._clock())
+            self.tally.ended(state.facts)
+            self._on_finished(state.facts)
+        except Exception as error:
+            self.give_up(error)
 
     def facts(self, request: RequestId) -> RequestFacts | None:
         state = self._requests.get(request)
@@ -137,6 +143,8 @@ class TierManager:
         return self.stack.origin(request, key)
 
     def _begin_pass(self, state: RequestState, request: RequestId) -> None:
+        if self._drained_step != self._step:  # before anything is said to be missing
+            self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
         if state.answering is Answering.COLLECT:
@@ -145,20 +153,21 @@ class TierManager:
             state.facts.miss_reason = MissReason.WHOLE
         elif state.answering is Answering.WAIT:
             now_s = self._clock()
-            if self._drained_step != self._step:
-                self._drain(now_s)
             if not self.stack.waiting(request, self._step, now_s):
                 self._settle_wait(state, request, now_s)
 
     def _settle_wait(self, state: RequestState, request: RequestId, now_s: float) -> None:
         state.answering = Answering.SETTLED
+        self._end_wait(state, now_s)
+        cut = self.stack.cut_reason(request)
+        if cut is not None:
+            state.facts.miss_reason = MissReason(cut.value)
+
+    def _end_wait(self, state: RequestState, now_s: float) -> None:
         if state.wait_began_s is not None:
             state.facts.wait_s += now_s - state.wait_began_s
             self.tally.waited(now_s - state.wait_began_s)
             state.wait_began_s = None
-        cut = self.stack.cut_reason(request)
-        if cut is not None:
-            state.facts.miss_reason = MissReason(cut.value)
 
     def _collect(self, state: RequestState, key: ChunkKey) -> Lookup:
         level = self.stack.residence(key, self._now_s)
@@ -182,13 +191,17 @@ class TierManager:
         """
         residents = self.stack.load(request, keys, self._clock())
         slots = [resident.slot for resident in residents]
+        self._loading(request, slots)
+        return slots
+
+    @contained
+    def _loading(self, request: RequestId, slots: Sequence[Slot]) -> None:
         self.driver.arena.mark_used(slots, self._ticks(len(slots)))
         self._carry_out()
         state = self._requests[request]
         state.answering = Answering.COLLECT
         state.load_began_s = self._clock()
         self.tally.add(ENGINE_BYTES, LOAD, len(slots) * self.stack.tiers[RAM].chunk_bytes)
-        return slots
 
     @contained
     def complete_load(self, request: RequestId) -> None:
@@ -210,6 +223,7 @@ class TierManager:
         `parent` is the chunk before the first, None at the head of a chain. None once the tiers
         are off.
         """
+        self._started(request)  # the engine names a request that it resumes nowhere else
         admitted = self.stack.offload(request, keys, parent, self._clock())
         self._carry_out()
         if admitted:
@@ -241,7 +255,7 @@ class TierManager:
         for request in preempted:
             self._preempted(request)
         for request in started:
-            self.stack.scheduled(request)
+            self._started(request)
         for state in self._deferred:
             request = RequestId(state.facts.request)
             if self._requests.get(request) is state and state.deferred:
@@ -255,26 +269,42 @@ class TierManager:
             self.stack.unfence()
             self._unfence_step = None
         self._step += 1
-        self._now_s = now_s
+
+    def reset(self) -> None:
+        """Forget everything in every tier: the KV of before must not be served again.
+
+        Also once the tiers are off, since what they hold outlives this engine.
+        """
+        self._forget()
+        try:
+            self.driver.arena.mark_free([Slot(slot) for slot in range(self._ram_slots)])
+            if not self.driver.reset():
+                logger.error("the disk tier could not be reset in time; it is off")
+        except Exception as error:
+            self.give_up(error)
 
     @contained
-    def reset(self) -> None:
-        """Forget everything in every tier: the KV of before must not be served again."""
+    def _forget(self) -> None:
         self.stack.reset()
         self._intake.reset()
         self.stack.take_effects()
-        self.driver.arena.mark_free([Slot(slot) for slot in range(self._ram_slots)])
-        if not self.driver.reset():
-            logger.error("the disk tier could not be reset in time; it is off")
         self._unfence_step = self._step + STEPS_IN_FLIGHT
         self._deferred.clear()
+        now_s = self._clock()
         for state in self._requests.values():
+            self._end_wait(state, now_s)
             state.answering = Answering.COLLECT
-            state.wait_began_s = state.load_began_s = None
+            state.load_began_s = None
 
     def samples(self) -> list[Sample]:
         """What the metrics show, if anything has changed since the last time."""
-        now_s = self._clock()
+        try:
+            return self._samples(self._clock())
+        except Exception as error:
+            self.give_up(error)
+            return []
+
+    def _samples(self, now_s: float) -> list[Sample]:
         fresh = self.tally.fresh or bool(self.stack.counts)
         if not fresh and now_s - self._exported_at_s < GAUGES_EVERY_S:
             return []
@@ -284,13 +314,20 @@ class TierManager:
 
     def shutdown(self) -> None:
         """Let go of the tiers; a clean end."""
-        self.driver.close(clean=True)
+        try:
+            self.driver.close(clean=True)
+        except Exception as error:
+            self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
         """Turn the tiers off for good: an error of ours must not become the engine's."""
         if self._strict:
             raise error
+        if not self.serving:
+            return
         self.serving = False
+        for level in range(len(self.stack.tiers)):
+            self.tally.tier_up(Level(level), up=False)
         logger.error("the tiers are off until the next start: %r", error, exc_info=error)
 
     # ── inner ────────────────────────────────────────────────────────────────────────────────
@@ -298,6 +335,13 @@ class TierManager:
     @property
     def _ram_slots(self) -> int:
         return self.stack.tiers[RAM].slot_count
+
+    def _started(self, request: RequestId) -> None:
+        """The engine runs the request: what was promised to it has served."""
+        self.stack.scheduled(request)
+        state = self._requests.get(request)
+        if state is not None:
+            state.answering = Answering.COLLECT
 
     def _preempted(self, request: RequestId) -> None:
         state = self._requests.get(request)
@@ -307,7 +351,7 @@ class TierManager:
 
     def _drain(self, now_s: float) -> None:
         """Take note of everything the driver has done."""
-        self._drained_step = self._step
+        self._drained_step, self._now_s = self._step, now_s
         for report in self.driver.poll():
             arrived = self._intake.take(report, now_s)
             if arrived:

@@ -18,7 +18,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from emberkv.domain.types import DISK, RAM, ChunkKey, RequestId
+from emberkv.domain.types import DISK, RAM, ChunkKey, RequestId, Slot
 from emberkv.engines.vllm.metrics import stats_of
 from emberkv.engines.vllm.slots import ArenaSlots
 from emberkv.live.lookup import Lookup
@@ -81,7 +81,7 @@ class EmberOffloadingManager(OffloadingManager):
         chunks = [ChunkKey(key) for key in keys]
         request = RequestId(req_context.req_id)
         slots = self.tiers.prepare_load(request, chunks)
-        self._note_loaded(request, chunks)
+        self._note_loaded(req_context, chunks)
         self._extend(req_context, chunks)
         return ArenaSlots(list(slots))
 
@@ -90,13 +90,21 @@ class EmberOffloadingManager(OffloadingManager):
     ) -> None:
         self.tiers.complete_load(RequestId(req_context.req_id))
 
-    def _note_loaded(self, request: RequestId, chunks: list[ChunkKey]) -> None:
+    def _note_loaded(self, req_context: ReqContext, chunks: list[ChunkKey]) -> None:
+        """Note what a request's prompt gets from where, at its first admission."""
+        request = RequestId(req_context.req_id)
         facts = self.tiers.facts(request)
-        if facts is None:
+        if facts is None or facts.preemptions:
             return
-        from_disk = sum(self.tiers.origin(request, chunk) == DISK for chunk in chunks)
-        facts.disk_tokens = from_disk * self._tokens_per_chunk
-        facts.ram_tokens = (len(chunks) - from_disk) * self._tokens_per_chunk
+        facts.ram_tokens = facts.disk_tokens = 0
+        for chunk in chunks:
+            end = req_context.get_offload_key_position(OffloadKey(chunk)) or 0
+            # The device may hold the beginning of the first chunk.
+            tokens = end - max(end - self._tokens_per_chunk, facts.device_tokens)
+            if self.tiers.origin(request, chunk) == DISK:
+                facts.disk_tokens += tokens
+            else:
+                facts.ram_tokens += tokens
 
     # ── store ────────────────────────────────────────────────────────────────────────────────
 
@@ -105,10 +113,14 @@ class EmberOffloadingManager(OffloadingManager):
     ) -> PrepareStoreOutput:
         chunks = [ChunkKey(key) for key in keys]
         first_end = req_context.get_offload_key_position(OffloadKey(chunks[0])) or 0
-        chain = req_context.get_state(_Chain)
         begins_at = first_end - self._tokens_per_chunk
-        parent = chain.key if chain is not None and chain.end_token == begins_at else None
-        admitted = self.tiers.prepare_store(RequestId(req_context.req_id), chunks, parent) or []
+        chain = req_context.get_state(_Chain)
+        known = chain is not None and chain.end_token == begins_at
+        parent = chain.key if chain is not None and known and begins_at else None
+        admitted: list[tuple[ChunkKey, Slot]] = []
+        if known or begins_at <= 0:  # never keep a chunk without knowing what it follows
+            request = RequestId(req_context.req_id)
+            admitted = self.tiers.prepare_store(request, chunks, parent) or []
         self._extend(req_context, chunks)
         return PrepareStoreOutput(
             keys_to_store=[OffloadKey(key) for key, _ in admitted],
