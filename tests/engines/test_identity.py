@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.engine.arg_utils import EngineArgs
@@ -20,25 +18,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from emberkv.engines.vllm.identity import Identity, current_identity, identify
+from emberkv.testing.model_files import LLAMA, write_model
 
 pytestmark = pytest.mark.engine
 
 LAYOUT = "LBHNC"
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 512,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    "torch_dtype": "float32",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +33,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    values = np.random.default_rng(0).standard_normal((512, 64), dtype=np.float32)
-    save_file({"model.embed_tokens.weight": values}, directory / "model.safetensors")
-    return directory
+    return write_model(tmp_path / "model")
 
 
 def configure(model_dir: Path, **arguments: object) -> VllmConfig:
@@ -176,7 +155,7 @@ def touch_weights(model_dir: Path) -> None:
 
 
 def edit_config(model_dir: Path) -> None:
-    (model_dir / "config.json").write_text(json.dumps(CONFIG | {"rms_norm_eps": 1e-5}))
+    (model_dir / "config.json").write_text(json.dumps(dict(LLAMA) | {"rms_norm_eps": 1e-5}))
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,20 +18,9 @@ from emberkv.engines.model_files import (
     weights_bytes,
 )
 from emberkv.errors import StorageError
+from emberkv.testing.model_files import write_safetensors
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, int]], seed: int = 0) -> None:
-    """A sound file of random content: type and size in bytes of each tensor."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (dtype, size_bytes) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": [], "data_offsets": [end, end + size_bytes]}
-        end += size_bytes
-    text = json.dumps(header).encode()
-    data = random.Random(seed).randbytes(end)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def overwrite(path: Path, place: int, content: bytes) -> None:
