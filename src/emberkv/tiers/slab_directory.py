@@ -37,8 +37,8 @@ from emberkv.tiers.slab_files import (
     create_slab,
     is_locked,
     is_slab,
-    open_file,
     open_slab,
+    open_slab_file,
     opened_directory,
     read_header,
     read_namespace,
@@ -180,6 +180,18 @@ class SlabDirectory:
             )
 
 
+def half_of_free_bytes(root_dir: Path) -> int:
+    """Half of what the file system has free, counting what our own slabs there hold as free.
+
+    Raises `ConfigError` and `StorageError` as `require_directory` does.
+    """
+    require_directory(root_dir)
+    with storage_errors("look at", root_dir):
+        status = os.statvfs(root_dir)
+    held_bytes = sum(map(_size_bytes, find_slabs(root_dir)))
+    return (status.f_bavail * status.f_frsize + held_bytes) // 2
+
+
 def require_directory(root_dir: Path) -> None:
     """Raise `ConfigError` unless `root_dir` is a directory, `StorageError` if it can't be read."""
     with storage_errors("look at", root_dir):
@@ -222,7 +234,7 @@ def describe_slab(directory: Path) -> SlabInfo:
             contextlib.ExitStack() as files,
         ):
             in_use = is_locked(directory_fd)
-            index_fd = open_file(directory_fd, INDEX_FILE, os.O_RDONLY)
+            index_fd = open_slab_file(directory, directory_fd, INDEX_FILE, os.O_RDONLY)
             files.callback(os.close, index_fd)
             header = read_header(directory, index_fd)
             geometry = header.geometry
@@ -230,7 +242,7 @@ def describe_slab(directory: Path) -> SlabInfo:
             chunks = len(
                 newest_of_each_key(scan_records(index_fd, geometry.slot_count, header.epoch))
             )
-            data_fd = open_file(directory_fd, DATA_FILE, os.O_RDONLY)
+            data_fd = open_slab_file(directory, directory_fd, DATA_FILE, os.O_RDONLY)
             files.callback(os.close, data_fd)
             check_sizes(directory, data_fd, index_fd, geometry)
     except StorageError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
@@ -17,13 +18,12 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from emberkv import config as configuration
 from emberkv.engines.vllm import compat, metrics
 from emberkv.engines.vllm.build import build_manager
+from emberkv.engines.vllm.keeping import KeeperTerms
+from emberkv.engines.vllm.logs import show_beside_vllm
 from emberkv.engines.vllm.worker import ArenaCopyWorker
 from emberkv.errors import ConfigError
-from emberkv.live.arena import ArenaGeometry
+from emberkv.live.arena import Arena, ArenaGeometry
 from emberkv.live.driver import Driver
-from emberkv.testing.driver import InlineDriver
-
-_SHARED: dict[str, Any] = {}
 
 
 class EmberOffloadingSpec(OffloadingSpec):
@@ -38,6 +38,7 @@ class EmberOffloadingSpec(OffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         compat.require_tested()
+        show_beside_vllm()
         self.settings = configuration.parse(config.extra_config)
         if len(config.groups) != 1:
             raise ConfigError(
@@ -55,11 +56,18 @@ class EmberOffloadingSpec(OffloadingSpec):
                 f"{self.chunk_bytes} bytes: raise it or make chunks smaller"
             )
 
+    @property
+    def terms(self) -> KeeperTerms:
+        return KeeperTerms(self.settings, self.geometry, self.config)
+
     def open_driver(self) -> Driver:
-        """The driver of this process, the same for both roles."""
-        if "driver" not in _SHARED:
-            _SHARED["driver"] = InlineDriver(self.geometry)
-        return _SHARED["driver"]
+        """The scheduler's driver. Raises `ConfigError` and `KeeperError`."""
+        return self.terms.join_manager()
+
+    def open_arena(self, rank: int) -> tuple[Arena, Callable[[], None]]:
+        """A worker's arena, and what lets go of it. Raises `ConfigError` and `KeeperError`."""
+        attachment = self.terms.join_worker(rank)
+        return attachment.arena, attachment.close
 
     def clock(self) -> float:
         """Monotonic seconds."""
@@ -74,5 +82,6 @@ class EmberOffloadingSpec(OffloadingSpec):
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        arena, close = self.open_arena(self.config.parallel.rank)
         rank = 0 if self.replicated_layout else self.config.parallel.rank
-        return ArenaCopyWorker(kv_caches, self.open_driver().arena, self.blocks_per_chunk, rank)
+        return ArenaCopyWorker(kv_caches, arena, self.blocks_per_chunk, rank, close=close)

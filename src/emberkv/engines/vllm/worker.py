@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
@@ -48,8 +48,16 @@ class ArenaCopyWorker(OffloadingWorker):
     """
 
     def __init__(
-        self, kv_caches: CanonicalKVCaches, arena: Arena, blocks_per_chunk: int, rank: int
-    ):
+        self,
+        kv_caches: CanonicalKVCaches,
+        arena: Arena,
+        blocks_per_chunk: int,
+        rank: int,
+        *,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Copy for `rank` of the arena's chunks; `close` lets go of the arena at `shutdown`."""
+        self._close = close
         self._kv_caches = kv_caches  # keeps the tensors alive, whose addresses the layout holds
         self._layout = RowLayout(kv_caches, blocks_per_chunk)
         self._arena = arena
@@ -83,7 +91,7 @@ class ArenaCopyWorker(OffloadingWorker):
         """Nothing is ever under way between calls."""
 
     def shutdown(self) -> None:
-        """The arena is closed by whoever mapped it."""
+        self._close()
 
     def _copy(self, device: GPULoadStoreSpec, rows: LoadStoreSpec, *, to_row: bool) -> int:
         assert isinstance(rows, ArenaSlots)

@@ -163,7 +163,7 @@ class FoundChunks(Message, frozen=True, array_like=True, tag="found"):
 
 
 class PopulatedSlots(Message, frozen=True, array_like=True, tag="populated"):
-    """RAM slots that are backed by memory and touched by nobody."""
+    """RAM slots that are backed by memory and touched by nobody; workers hear of them too."""
 
     first_slot: int
     slot_count: int

@@ -25,6 +25,7 @@ from emberkv.live.keeper.messages import (
     Hello,
     Holder,
     Message,
+    PopulatedSlots,
     Refusal,
     Refused,
     ResetTiers,
@@ -87,7 +88,9 @@ class Keeper:
         self._listener = listener
         self._instance = instance
         self._patience = patience or Patience()
-        self._house = Household(loop, open_storage, self._settle, self._patience.settle_s)
+        self._house = Household(
+            loop, open_storage, self._settle, self._tell_workers, self._patience.settle_s
+        )
         self._tenancy: Tenancy | None = None
         self._peers: list[_Peer] = []
         self._turned_away: set[str] = set()
