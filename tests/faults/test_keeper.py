@@ -6,7 +6,9 @@ import itertools
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from keeper_processes import DEADLINE_S, SLOTS, Process, Stage, holders_of, is_running, stage, until
@@ -31,6 +33,22 @@ def nothing_left(play: Stage, inode: int, shm_before: set[str]) -> None:
     until(lambda: not holders_of(inode), "the memory is free")
     assert play.listeners() == []
     assert set(os.listdir("/dev/shm")) - shm_before == set()
+
+
+@contextmanager
+def memory_of(joined: dict[str, Any]) -> Iterator[int]:
+    """A descriptor of an arena's memory, which is then held by this process too."""
+    for entry in Path(f"/proc/{joined['keeper_pid']}/fd").iterdir():
+        if entry.stat().st_ino == joined["inode"] and "memfd:emberkv-arena" in str(
+            entry.readlink()
+        ):
+            fd = os.open(entry, os.O_RDONLY)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+            return
+    raise AssertionError("the keeper does not hold the memory")
 
 
 # ── the plain way ────────────────────────────────────────────────────────────────────────────────
@@ -143,11 +161,13 @@ def test_another_namespace_gets_fresh_memory(play: Stage) -> None:
     before.do("store", names=NAMES, first_slot=0)
     before.kill()
     play.namespace = {"model": "m", "dtype": "bfloat16"}
-    after, again = play.engine("b")
+    with memory_of(joined) as fd:
+        assert os.fstat(fd).st_blocks > 0
+        after, again = play.engine("b")
+        assert os.fstat(fd).st_blocks == 0
     assert again["inode"] != joined["inode"]
     assert after.do("found")["found"]["0"] == []
     assert after.do("holds", names=NAMES, first_slot=0)["same"] == [False] * 6
-    until(lambda: not holders_of(joined["inode"]), "the old memory is free")
 
 
 def test_another_geometry_gets_fresh_memory(play: Stage) -> None:
@@ -393,15 +413,15 @@ def test_a_slot_that_a_hung_read_may_write_is_not_given_to_the_next_engine(play:
     until(lambda: (s := play.status()) is not None and s.chunks_under_way == 6, "the read hangs")
     before.kill()
     after, _ = play.engine("b")
-    after.tell("tier_event", name="down")
-    assert after.answer()["events"] == ["down:1:the disk does not answer"]
-    usable = set(range(SLOTS)) - set(range(10, 16))
+    assert after.do("tier_event", name="down")["events"] == ["down:1:the disk does not answer"]
+    held_back = set(range(10, 16))
+    assert set(after.do("usable")["usable"]) == set(range(SLOTS)) - held_back
     play.open("read")
     after.do("tier_event", name="up")
     found = after.do("found")
     assert [slot for _, slot in found["found"]["0"]] == list(range(6))
     assert len(found["found"]["1"]) == 6
-    assert usable < set(found["usable"])
+    assert set(found["usable"]) == set(range(SLOTS))
 
 
 def test_a_disk_that_does_not_open_in_time_is_left_out(play: Stage) -> None:

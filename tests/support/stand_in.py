@@ -107,6 +107,11 @@ class StandIn:
         found = {str(level): sorted(entries) for level, entries in self._found.items()}
         return {"found": found, "usable": sorted(self._populated)}
 
+    def usable(self) -> dict[str, Any]:
+        """Which slots may be used by the time RAM has named what it holds."""
+        self._until(lambda: RAM in self._named)
+        return {"usable": sorted(self._populated)}
+
     def store(self, names: list[str], first_slot: int, ready: bool = True) -> dict[str, Any]:
         """Make chunks as an engine does; returns when their rows are sealed."""
         slots = [Slot(first_slot + at) for at in range(len(names))]

@@ -67,6 +67,7 @@ class DiskTier:
         seals: Seals,
         settings: DiskSettings,
         open_storage: Callable[[], SlotStorage],
+        *,
         settle_s: float,
     ) -> None:
         """Begin to open the storage.

@@ -294,6 +294,13 @@ class Keeper:
         self._send(peer, answer, tenancy.arena.fd)
         if hello.role is Role.MANAGER:
             tenancy.attach(lambda frame: self._deliver(peer, frame))
+        else:
+            self._send(peer, PopulatedSlots(0, tenancy.populated_slots))
+
+    def _tell_workers(self, message: Message) -> None:
+        for peer in list(self._peers):
+            if peer.attached and peer.hello is not None and peer.hello.role is Role.WORKER:
+                self._send(peer, message)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 

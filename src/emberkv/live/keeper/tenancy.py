@@ -34,6 +34,7 @@ from emberkv.live.keeper.messages import (
     Hello,
     KeeperConfig,
     MemoryEnds,
+    Message,
     PopulatedSlots,
     ResetDone,
     found,
@@ -49,12 +50,14 @@ from emberkv.tiers.base import SlotStorage
 class Household:
     """What every tenancy of one keeper works with.
 
-    `changed` is called when one may be ready; for `settle_s` see `DiskTier`.
+    `changed` is called when one may be ready, `tell_workers` with what every attached worker
+    shall hear; for `settle_s` see `DiskTier`.
     """
 
     loop: Loop
     open_storage: OpenStorage
     changed: Callable[[], None]
+    tell_workers: Callable[[Message], None]
     settle_s: float
 
 
@@ -213,8 +216,14 @@ class Tenancy:
                 raise
             return storage
 
-        settle_s = self._house.settle_s
-        disk = DiskTier(self._loop, self.arena, self.seals, settings, open_storage, settle_s)
+        disk = DiskTier(
+            self._loop,
+            self.arena,
+            self.seals,
+            settings,
+            open_storage,
+            settle_s=self._house.settle_s,
+        )
         disk.reset_owed = reset_owed
         disk.when_opened(self._house.changed)
         disk.serve(self._session)
@@ -236,7 +245,9 @@ class Tenancy:
     def _piece(self, first: int, count: int) -> None:
         begins = not self._populated
         self._populated = first + count
-        self._session.send(PopulatedSlots(first, count))
+        message = PopulatedSlots(first, count)
+        self._session.send(message)
+        self._house.tell_workers(message)
         if begins:
             self._house.changed()
 

@@ -13,10 +13,16 @@ import msgspec
 
 from emberkv.domain.namespace import Namespace
 from emberkv.live.arena import Arena
-from emberkv.live.keeper.channel import Channel
 from emberkv.live.keeper.client import JOIN_S, geometry_of
 from emberkv.live.keeper.joining import Joined, Joining, Place, Rejoining
-from emberkv.live.keeper.messages import Hello, KeeperConfig, Role
+from emberkv.live.keeper.messages import (
+    Hello,
+    KeeperConfig,
+    PopulatedSlots,
+    Role,
+    decode_for_client,
+)
+from emberkv.live.paging import map_slots
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +47,8 @@ def join_worker(
 class WorkerAttachment:
     """What a worker has of the keeper; open until `close` or the end of the process.
 
-    A thread that sleeps in the kernel watches the socket, and gets attached to the next keeper
-    when one dies; the memory stays the same.
+    A thread that mostly sleeps in the kernel maps rows as they get their memory, and watches the
+    socket; when a keeper dies, the worker gets attached to the next one, the memory the same.
     """
 
     def __init__(self, place: Place, hello: Hello, joined: Joined) -> None:
@@ -84,20 +90,27 @@ class WorkerAttachment:
                 joined.channel.close()
                 return
             self._watcher = threading.Thread(
-                target=self._wait_for_end, args=(joined.channel,), name="emberkv-keeper-watch"
+                target=self._serve, args=(joined,), name="emberkv-keeper-watch", daemon=True
             )
-            self._watcher.daemon = True
             self._watcher.start()
 
-    def _wait_for_end(self, channel: Channel) -> None:
+    def _serve(self, joined: Joined) -> None:
+        channel = joined.channel
+        self._hear(joined.later)
         while not channel.closed:
             select.select([channel], [], [])
-            channel.receive()  # nothing is said to workers; this notices the end
+            self._hear(channel.receive())
         with self._lock:
             if self._closed:
                 return
             logger.warning("the keeper is gone: %s", channel.fault)
             self._rejoining = Rejoining(self._place, self._hello, self._arena.fd, self._rejoined)
+
+    def _hear(self, frames: list[bytes]) -> None:
+        for frame in frames:
+            message = decode_for_client(frame)
+            if isinstance(message, PopulatedSlots):
+                map_slots(self._arena, message.first_slot, message.slot_count)
 
     def _rejoined(self, joined: Joined) -> None:
         """On the thread of `Rejoining`."""
