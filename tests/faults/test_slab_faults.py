@@ -1,25 +1,32 @@
-"""What goes wrong with a disk, and what a slab says or does then."""
+"""What a slab says at opening, and does while serving, when its files or device go wrong."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import re
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from slab_files_at_fault import (
+    CHUNK,
+    GEOMETRY,
+    NAMESPACE,
+    SIZE,
+    SLOTS,
+    directory_of,
+    flip,
+    opened,
+    refused,
+    replaced,
+)
 
-from emberkv.domain.types import Outcome, Slot
-from emberkv.errors import ConfigError, EmberError, StorageError
+from emberkv.domain.types import Outcome
+from emberkv.errors import ConfigError, StorageError
 from emberkv.testing.storage import chunk_key, get, holds, payload_of, put, record_for
 from emberkv.tiers.format import (
     DATA_FILE,
@@ -33,21 +40,10 @@ from emberkv.tiers.format import (
     StoredNamespace,
 )
 from emberkv.tiers.slab import Slab
-from emberkv.tiers.slab_directory import SlabDirectory, describe_slab
-from emberkv.tiers.slab_files import open_slab
+from emberkv.tiers.slab_directory import SlabDirectory
 
-CHUNK = 4096
-SLOTS = 8
-GEOMETRY = SlabGeometry(SLOTS, CHUNK)
-SIZE = GEOMETRY.total_bytes
-NAMESPACE = StoredNamespace(bytes(range(16)), {"model": "tiny", "chunk_tokens": 32})
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's rights")
-as_user_or_root_can_mount = "mounting a small tmpfs is not permitted here"
-
-
-def opened(root_dir: Path, namespace: StoredNamespace = NAMESPACE, chunk: int = CHUNK) -> Slab:
-    return SlabDirectory(root_dir, SIZE).open_slab(namespace, chunk)
 
 
 @pytest.fixture
@@ -63,42 +59,7 @@ def slab(tmp_path: Path) -> Iterator[Slab]:
 def closed(slab: Slab, tmp_path: Path) -> Path:
     """The directory of such a slab, its owner gone."""
     slab.close()
-    return tmp_path / NAMESPACE.directory_name
-
-
-def refused(root_dir: Path, message: str, kind: type[EmberError] = StorageError) -> None:
-    with pytest.raises(kind, match=message) as caught:
-        opened(root_dir)
-    assert "\n" not in str(caught.value)
-
-
-def flip(path: Path, offset: int, bit: int = 3) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        (value,) = file.read(1)
-        file.seek(offset)
-        file.write(bytes([value ^ 1 << bit]))
-
-
-@contextlib.contextmanager
-def replaced(name: str, instead: Callable[[Path], int]) -> Iterator[None]:
-    """Let this process's descriptor of a slab's file point at something else for a while."""
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            target = link.readlink()
-            if target.name == name and target.parent.name == NAMESPACE.directory_name:
-                fd = int(link.name)
-                break
-    else:
-        raise AssertionError(f"{name} is not open")
-    kept, other = os.dup(fd), instead(target)
-    os.dup2(other, fd)
-    os.close(other)
-    try:
-        yield
-    finally:
-        os.dup2(kept, fd)
-        os.close(kept)
+    return directory_of(tmp_path)
 
 
 # ── at opening: the place ────────────────────────────────────────────────────────────────────
@@ -287,7 +248,7 @@ def test_the_namespace_can_be_read_by_people(closed: Path) -> None:
 
 
 def test_a_flipped_bit_in_a_payload_is_corrupt(slab: Slab, tmp_path: Path) -> None:
-    flip(tmp_path / NAMESPACE.directory_name / DATA_FILE, 3 * CHUNK + 17)
+    flip(directory_of(tmp_path) / DATA_FILE, 3 * CHUNK + 17)
     assert get(slab, 3, 3)[0] is Outcome.CORRUPT
     assert all(holds(slab, number, number) for number in range(SLOTS) if number != 3)
     put(slab, 3, 3)
@@ -296,7 +257,7 @@ def test_a_flipped_bit_in_a_payload_is_corrupt(slab: Slab, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("offset", range(0, RECORD_BYTES, 5))
 def test_a_flipped_bit_in_a_record_is_corrupt(slab: Slab, tmp_path: Path, offset: int) -> None:
-    index = tmp_path / NAMESPACE.directory_name / INDEX_FILE
+    index = directory_of(tmp_path) / INDEX_FILE
     flip(index, HEADER_BYTES + 3 * RECORD_BYTES + offset)
     assert get(slab, 3, 3)[0] is Outcome.CORRUPT
     slab.close()
@@ -306,7 +267,7 @@ def test_a_flipped_bit_in_a_record_is_corrupt(slab: Slab, tmp_path: Path, offset
 
 
 def test_a_record_in_another_slots_place_is_corrupt(slab: Slab, tmp_path: Path) -> None:
-    index = tmp_path / NAMESPACE.directory_name / INDEX_FILE
+    index = directory_of(tmp_path) / INDEX_FILE
     with index.open("r+b") as file:
         file.seek(HEADER_BYTES + RECORD_BYTES)
         record = file.read(RECORD_BYTES)
@@ -316,7 +277,7 @@ def test_a_record_in_another_slots_place_is_corrupt(slab: Slab, tmp_path: Path) 
 
 
 def test_files_truncated_under_the_server(slab: Slab, tmp_path: Path) -> None:
-    directory = tmp_path / NAMESPACE.directory_name
+    directory = directory_of(tmp_path)
     os.truncate(directory / DATA_FILE, 4 * CHUNK + 512)
     assert [get(slab, number, number)[0] for number in (3, 4, 5)] == [
         Outcome.OK,
@@ -331,25 +292,25 @@ def test_files_truncated_under_the_server(slab: Slab, tmp_path: Path) -> None:
     assert holds(slab, 5, 5)
 
 
-def test_a_device_that_can_not_read(slab: Slab) -> None:
+def test_a_device_that_can_not_read(slab: Slab, tmp_path: Path) -> None:
     for name in (DATA_FILE, INDEX_FILE):
-        with replaced(name, lambda path: os.open(path, os.O_WRONLY)):
+        with replaced(directory_of(tmp_path), name, lambda path: os.open(path, os.O_WRONLY)):
             assert get(slab, 1, 1)[0] is Outcome.FAILED
         assert holds(slab, 1, 1)
 
 
-def test_a_device_that_can_not_write(slab: Slab) -> None:
-    with replaced(DATA_FILE, lambda path: os.open(path, os.O_RDONLY)):
+def test_a_device_that_can_not_write(slab: Slab, tmp_path: Path) -> None:
+    with replaced(directory_of(tmp_path), DATA_FILE, lambda path: os.open(path, os.O_RDONLY)):
         assert put(slab, 9, 1) is Outcome.FAILED
     assert get(slab, 9, 1)[0] is Outcome.ABSENT
     assert get(slab, 1, 1)[0] is Outcome.ABSENT  # the slot is empty, not half valid
-    with replaced(INDEX_FILE, lambda path: os.open(path, os.O_RDONLY)):
+    with replaced(directory_of(tmp_path), INDEX_FILE, lambda path: os.open(path, os.O_RDONLY)):
         assert put(slab, 9, 2) is Outcome.FAILED
     assert holds(slab, 2, 2)
 
 
-def test_a_device_without_space(slab: Slab) -> None:
-    with replaced(DATA_FILE, lambda _: os.open("/dev/full", os.O_RDWR)):
+def test_a_device_without_space(slab: Slab, tmp_path: Path) -> None:
+    with replaced(directory_of(tmp_path), DATA_FILE, lambda _: os.open("/dev/full", os.O_RDWR)):
         assert put(slab, 9, 1) is Outcome.FULL
     assert get(slab, 9, 1)[0] is Outcome.ABSENT
     assert put(slab, 9, 1) is Outcome.OK
@@ -371,7 +332,7 @@ def test_one_bad_slot_does_not_take_its_neighbours_along(slab: Slab) -> None:
 
 def test_a_reset_that_can_not_be_made_durable(slab: Slab, tmp_path: Path) -> None:
     with (
-        replaced(INDEX_FILE, lambda path: os.open(path, os.O_RDONLY)),
+        replaced(directory_of(tmp_path), INDEX_FILE, lambda path: os.open(path, os.O_RDONLY)),
         pytest.raises(StorageError, match="can't reset"),
     ):
         slab.reset()
@@ -391,167 +352,3 @@ def test_a_closed_slab_says_so(slab: Slab) -> None:
         slab.reset()
     with pytest.raises(StorageError, match="closed"):
         list(slab.entries())
-
-
-# ── file systems ─────────────────────────────────────────────────────────────────────────────
-
-
-def mount(*words: str) -> bool:
-    return subprocess.run(["mount", *words], capture_output=True, check=False).returncode == 0
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if shutil.which("mount") is None or not mount(
-        "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)
-    ):
-        pytest.skip("mounting a small tmpfs is not permitted here")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill(place: Path) -> None:
-    with (place / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(4096))
-
-
-def punch_holes(data: Path) -> None:
-    """Take the blocks of a file away, as if there had been no preallocation."""
-    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    with data.open("r+b") as file:
-        assert fallocate(file.fileno(), 3, 0, GEOMETRY.data_bytes) == 0
-
-
-def test_a_file_system_too_small_says_what_fits(small_disk: Path) -> None:
-    directory = SlabDirectory(small_disk, 64 << 20)
-    with pytest.raises(StorageError, match=r"free beyond the reserve.*at most \d+ bytes") as caught:
-        directory.open_slab(NAMESPACE, CHUNK)
-    fits = re.search(r"at most (\d+) bytes", str(caught.value))
-    assert fits is not None
-    SlabDirectory(small_disk, int(fits[1]) - (64 << 10)).open_slab(NAMESPACE, CHUNK).close()
-
-
-def test_a_full_file_system_leaves_nothing_behind(small_disk: Path) -> None:
-    fill(small_disk)
-    refused(small_disk, "full|free")
-    assert os.listdir(small_disk) == ["filler"]
-
-
-def test_a_preallocated_slab_serves_on_a_full_file_system(small_disk: Path) -> None:
-    slab = opened(small_disk)
-    fill(small_disk)
-    assert slab.preallocated
-    assert put(slab, 1, 1) is Outcome.OK
-    slab.close()
-    again = opened(small_disk)
-    assert holds(again, 1, 1)
-    again.close()
-
-
-def test_a_sparse_slab_on_a_full_file_system(small_disk: Path) -> None:
-    opened(small_disk).close()
-    punch_holes(small_disk / NAMESPACE.directory_name / DATA_FILE)
-    slab = opened(small_disk)
-    assert not slab.preallocated
-    assert put(slab, 1, 1) is Outcome.OK
-    fill(small_disk)
-    assert put(slab, 2, 2) is Outcome.FULL
-    assert get(slab, 2, 2)[0] is Outcome.ABSENT
-    assert holds(slab, 1, 1)
-    (small_disk / "filler").unlink()
-    assert put(slab, 2, 2) is Outcome.OK
-    slab.close()
-
-
-def test_a_sparse_slab_keeps_the_reserve_free(small_disk: Path) -> None:
-    opened(small_disk).close()
-    directory = small_disk / NAMESPACE.directory_name
-    punch_holes(directory / DATA_FILE)
-    now_s = [0.0]
-    files = open_slab(directory, NAMESPACE, CHUNK)
-    slab = Slab(files, reserve_bytes=256 << 10, monotonic_s=lambda: now_s[0])
-    assert put(slab, 1, 1) is Outcome.OK
-    fill(small_disk)
-    (small_disk / "filler").write_bytes(bytes((1 << 20) - (200 << 10)))
-    now_s[0] = 0.5
-    assert put(slab, 2, 2) is Outcome.OK  # looked at once a second at most
-    now_s[0] = 1.0
-    assert put(slab, 3, 3) is Outcome.FULL
-    assert holds(slab, 1, 1)
-    (small_disk / "filler").unlink()
-    now_s[0] = 2.5
-    assert put(slab, 3, 3) is Outcome.OK
-    slab.close()
-
-
-def test_a_read_only_file_system(small_disk: Path) -> None:
-    opened(small_disk).close()
-    assert mount("-o", "remount,ro", str(small_disk))
-    refused(small_disk, "read-only")
-    other = StoredNamespace(b"another namespace", {})
-    with pytest.raises(StorageError, match="read-only"):
-        SlabDirectory(small_disk, 3 * SIZE).open_slab(other, CHUNK)
-    assert describe_slab(small_disk / NAMESPACE.directory_name).problem is None
-
-
-# ── killed while writing ─────────────────────────────────────────────────────────────────────
-
-WRITER = """
-import sys, threading
-from pathlib import Path
-from emberkv.testing.storage import put
-from emberkv.tiers.format import StoredNamespace
-from emberkv.tiers.slab_directory import SlabDirectory
-
-slab = SlabDirectory(Path(sys.argv[1]), int(sys.argv[2])).open_slab(
-    StoredNamespace(bytes(range(16)), {"model": "tiny", "chunk_tokens": 32}), 4096
-)
-out = threading.Lock()
-
-def work(first):
-    number = 0
-    while True:
-        for slot in (first, first + 1):
-            put(slab, number, slot)
-            with out:
-                print(slot, number, flush=True)
-            number += 1
-
-for first in (0, 2, 4, 6):
-    threading.Thread(target=work, args=(first,)).start()
-"""
-
-
-@pytest.mark.parametrize("lines", [1, 50, 313])
-def test_killed_while_writing(tmp_path: Path, lines: int) -> None:
-    words = [sys.executable, "-c", WRITER, str(tmp_path), str(SIZE)]
-    last: dict[int, int] = {}
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "src"}
-    ) as writer:
-        assert writer.stdout is not None
-        for _, line in zip(range(lines), writer.stdout, strict=False):
-            slot, number = map(int, line.split())
-            last[slot] = number
-        writer.send_signal(signal.SIGKILL)
-        for line in writer.stdout:
-            if line.endswith("\n"):
-                slot, number = map(int, line.split())
-                last[slot] = number
-    slab = opened(tmp_path)
-    entries = {entry.slot: entry.key for entry in slab.entries()}
-    for slot in range(SLOTS):
-        # The last write told of, the one after it, or nothing if that was under way.
-        said = last.get(slot)
-        candidates = range(2000) if said is None else (said, said + 2)
-        found = [number for number in candidates if chunk_key(number) == entries.get(Slot(slot))]
-        assert len(found) == (slot in entries) or said is None
-        assert all(holds(slab, number, slot) for number in found)
-    sound = sum(1 for slot in entries)
-    assert sound >= len(last) - 4, "only a slot being written may be lost, one per thread"
-    slab.close()

@@ -34,7 +34,7 @@ from emberkv.tiers.format import (
 )
 from emberkv.tiers.slab_files import SlabFiles, storage_errors, write_header
 
-RUN_BYTES: Final = 4 << 20
+RUN_BYTES: Final = 1 << 20
 """At most so many bytes, but at least one slot, go to the device in one call."""
 
 SCAN_RECORDS: Final = 1 << 16
@@ -67,6 +67,7 @@ class Slab:
         self._run_slots = max(1, RUN_BYTES // self._geometry.stride_bytes)
         self._bounce = AlignedBuffers(self._run_slots * self._geometry.stride_bytes)
         self._lock = threading.Lock()
+        self._reset_lock = threading.Lock()
         self._calls_inside = 0
         self._closed = False
         self._sealed = False
@@ -181,18 +182,24 @@ class Slab:
     def reset(self) -> None:
         """Forget everything by raising the epoch, on the device before this returns.
 
-        Writes under way end in the old epoch. Raises `StorageError` if the epoch can't be made
-        durable; until a later reset can, reads find nothing and writes are SHED.
+        Writes under way end in the old epoch, those that begin meanwhile are SHED. Raises
+        `StorageError` if the epoch can't be made durable; until a later reset can, reads find
+        nothing and writes are SHED.
         """
-        with self._lock:
-            if self._closed:
-                raise StorageError(f"{self._files.directory}: the slab is closed")
-            self._epoch += 1
-            self._sealed = True
-            header = SlabHeader(self._geometry, self._epoch, self._files.header.digest)
-            with storage_errors("reset", self._files.directory):
-                write_header(self._files.index_fd, header)
-            self._sealed = False
+        if not self._enter():
+            raise StorageError(f"{self._files.directory}: the slab is closed")
+        try:
+            # Other calls never wait for this lock, so none hangs with a device that hangs here.
+            with self._reset_lock:
+                with self._lock:
+                    self._epoch += 1
+                    self._sealed = True
+                header = SlabHeader(self._geometry, self._epoch, self._files.header.digest)
+                with storage_errors("reset", self._files.directory):
+                    write_header(self._files.index_fd, header)
+                self._sealed = False
+        finally:
+            self._leave()
 
     def close(self) -> None:
         """Take no more calls; the files are closed and the lock is freed with the last call inside.

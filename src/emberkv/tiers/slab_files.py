@@ -144,8 +144,9 @@ def lock_slab(directory: Path, directory_fd: int) -> int:
                 "or give this one a directory of its own"
             )
         time.sleep(_LOCK_PAUSE_S)
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # who owns it is told as a courtesy
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
@@ -229,13 +230,13 @@ def open_slab(directory: Path, namespace: StoredNamespace, payload_bytes: int) -
         _make_private(directory, directory_fd)
         lock_fd = lock_slab(directory, directory_fd)
         unless_open.callback(os.close, lock_fd)
-        index_fd = _open_ours(directory, directory_fd, INDEX_FILE, os.O_RDWR)
+        index_fd = open_slab_file(directory, directory_fd, INDEX_FILE, os.O_RDWR)
         unless_open.callback(os.close, index_fd)
         header = read_header(directory, index_fd)
         _check_namespace(directory, header, read_namespace(directory, directory_fd), namespace)
         direct_io = supports_direct_io(directory_fd)
         data_flags = os.O_RDWR | (os.O_DIRECT if direct_io else 0)
-        data_fd = _open_ours(directory, directory_fd, DATA_FILE, data_flags)
+        data_fd = open_slab_file(directory, directory_fd, DATA_FILE, data_flags)
         unless_open.callback(os.close, data_fd)
         if header.geometry.payload_bytes != payload_bytes:
             raise StorageError(
@@ -249,7 +250,8 @@ def open_slab(directory: Path, namespace: StoredNamespace, payload_bytes: int) -
         return SlabFiles(directory, data_fd, index_fd, lock_fd, header, direct_io, preallocated)
 
 
-def _open_ours(directory: Path, directory_fd: int, name: str, flags: int) -> int:
+def open_slab_file(directory: Path, directory_fd: int, name: str, flags: int) -> int:
+    """Open a file that a slab must have. Raises `OSError`, or `StorageError` if it is missing."""
     try:
         return open_file(directory_fd, name, flags)
     except FileNotFoundError as error:
@@ -271,7 +273,7 @@ def _make_private(directory: Path, directory_fd: int) -> None:
 def read_namespace(directory: Path, directory_fd: int) -> StoredNamespace:
     """What `namespace.json` of a slab says. Raises `StorageError`."""
     with storage_errors("read", directory / NAMESPACE_FILE):
-        fd = _open_ours(directory, directory_fd, NAMESPACE_FILE, os.O_RDONLY)
+        fd = open_slab_file(directory, directory_fd, NAMESPACE_FILE, os.O_RDONLY)
         try:
             text = os.pread(fd, MAX_NAMESPACE_FILE_BYTES, 0)
         finally:

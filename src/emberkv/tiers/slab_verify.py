@@ -22,7 +22,7 @@ from emberkv.tiers.format import (
     decode_record,
 )
 from emberkv.tiers.slab import scan_records
-from emberkv.tiers.slab_files import open_file, opened_directory, read_header, storage_errors
+from emberkv.tiers.slab_files import open_slab_file, opened_directory, read_header, storage_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ def verify_slab(directory: Path, progress: Callable[[int, int], None]) -> Verify
         storage_errors("verify", directory),
         contextlib.ExitStack() as files,
     ):
-        index_fd = open_file(directory_fd, INDEX_FILE, os.O_RDONLY)
+        index_fd = open_slab_file(directory, directory_fd, INDEX_FILE, os.O_RDONLY)
         files.callback(os.close, index_fd)
         header = read_header(directory, index_fd)
         try:
-            data_fd = open_file(directory_fd, DATA_FILE, os.O_RDONLY | os.O_DIRECT)
+            data_fd = open_slab_file(directory, directory_fd, DATA_FILE, os.O_RDONLY | os.O_DIRECT)
         except OSError:
-            data_fd = open_file(directory_fd, DATA_FILE, os.O_RDONLY)
+            data_fd = open_slab_file(directory, directory_fd, DATA_FILE, os.O_RDONLY)
         files.callback(os.close, data_fd)
         records = scan_records(index_fd, header.geometry.slot_count, header.epoch)
         stride_bytes = header.geometry.stride_bytes
