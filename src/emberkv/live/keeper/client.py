@@ -310,6 +310,7 @@ class KeeperClient:
             self._hello,
             rejoins=True,
             populated_slots=populated_slots,
+            disk_slots=self._slot_counts[DISK] if self._has_disk else None,
             reset_owed=self._reset_owed,
             worker_count=0,
         )

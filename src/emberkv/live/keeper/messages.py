@@ -69,9 +69,10 @@ class Hello(Message, frozen=True, array_like=True, tag="hello"):
     """Asks to be attached.
 
     A manager may leave `namespace` out and learns the workers'; it is answered when
-    `worker_count` of them are attached. `populated_slots` is given by a manager that brings the
-    memory of a keeper that died, as a descriptor beside the message; `rejoins` by everybody who
-    was attached to that keeper. `reset_owed`: the disk's content must be dropped before use.
+    `worker_count` of them are attached. Who was attached to a keeper that died `rejoins`; the
+    manager among them brings the memory, as a descriptor beside the message, with its
+    `populated_slots`, and says how many `disk_slots` there must be again. `reset_owed`: what the
+    disk holds must be dropped before use.
     """
 
     role: Role
@@ -83,6 +84,7 @@ class Hello(Message, frozen=True, array_like=True, tag="hello"):
     worker_count: int = 0
     rejoins: bool = False
     populated_slots: int | None = None
+    disk_slots: int | None = None
     reset_owed: bool = False
 
 

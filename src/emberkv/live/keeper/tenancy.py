@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from emberkv.domain.namespace import Namespace
@@ -31,6 +32,7 @@ from emberkv.live.keeper.host_memory import available_bytes
 from emberkv.live.keeper.loop import Loop
 from emberkv.live.keeper.messages import (
     CopyOrder,
+    DiskSettings,
     Hello,
     KeeperConfig,
     MemoryEnds,
@@ -44,6 +46,7 @@ from emberkv.live.keeper.population import Population
 from emberkv.live.keeper.seals import Seals
 from emberkv.live.keeper.session import Session
 from emberkv.tiers.base import SlotStorage
+from emberkv.tiers.format import SlabGeometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Tenancy:
             lambda first, count: self._loop.post(lambda: self._piece(first, count)),
             lambda reason: self._loop.post(lambda: self._population_ended(reason)),
         )
-        self.disk = self._open_disk(reset_owed=hello.reset_owed)
+        self.disk = self._open_disk(reset_owed=hello.reset_owed, slots=hello.disk_slots)
         if memory_fd is None:
             self._session.send(found(RAM, (), last=True))
         else:
@@ -200,14 +203,15 @@ class Tenancy:
 
     # ── inner ────────────────────────────────────────────────────────────────────────────────
 
-    def _open_disk(self, *, reset_owed: bool) -> DiskTier | None:
+    def _open_disk(self, *, reset_owed: bool, slots: int | None = None) -> DiskTier | None:
         settings, namespace = self.config.disk, self.namespace
         if settings is None:
             return None
         chunk_bytes = self.config.chunk_bytes
+        wanted = settings if slots is None else _sized(settings, slots, chunk_bytes)
 
         def open_storage() -> SlotStorage:
-            storage = self._house.open_storage(settings, namespace, chunk_bytes)
+            storage = self._house.open_storage(wanted, namespace, chunk_bytes)
             try:
                 if reset_owed:
                     storage.reset()
@@ -300,6 +304,12 @@ def _arena(config: KeeperConfig, memory_fd: int | None) -> Arena:
         return Arena(fd, geometry)
     finally:
         os.close(fd)
+
+
+def _sized(settings: DiskSettings, slots: int, chunk_bytes: int) -> DiskSettings:
+    """Settings for exactly so many slots, whatever the file system has free by now."""
+    size_bytes = SlabGeometry(slots, chunk_bytes).total_bytes
+    return msgspec.structs.replace(settings, size_bytes=size_bytes, size_is_default=False)
 
 
 def _copy(order: CopyOrder) -> Copy:
