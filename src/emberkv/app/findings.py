@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -227,17 +226,15 @@ def check_slabs(slabs: Sequence[SlabInfo], size_bytes: int | None) -> list[Findi
     ]
     total_bytes = sum(slab.size_bytes for slab in slabs)
     chunks = sum(slab.chunks for slab in slabs)
-    count = f"{len(slabs)} of {len(slabs)} namespaces" if len(slabs) > 1 else "1"
+    count = f"slabs of {len(slabs)} namespaces" if len(slabs) > 1 else "1 slab"
     found = f"{count}, {format_size(total_bytes)}, {chunks} chunks"
     if len(slabs) > 1:
-        oldest = min(slabs, key=lambda slab: slab.last_used_s)
-        days = (time.time() - oldest.last_used_s) / 86400
         findings.append(
             Finding(
                 "slabs",
                 Level.WARN,
-                f"{found}; a server uses one, the least recently used ({days:.0f} days ago) "
-                "make room first",
+                f"{found}: a server uses one of them, the others make room when it needs it, "
+                "the least recently used first",
                 f"see in what they differ: emberkv inspect {slabs[0].directory.parent}",
             )
         )

@@ -33,8 +33,9 @@ def command(directory: Path, namespace: str | None, every: bool, yes: bool, as_j
         raise UsageError("say what to remove: --namespace DIGITS, or --all")
     found = slabs.find(directory, namespace)
     free = [slab for slab in found if not slab.in_use]
-    if free and not yes:
-        _ask(free)
+    if free and not yes and not _confirmed(free):
+        print("nothing was removed", file=sys.stderr)
+        return 1
     results = [_purge(slab) for slab in found]
     if as_json:
         print_json(results)
@@ -47,7 +48,7 @@ def command(directory: Path, namespace: str | None, every: bool, yes: bool, as_j
     return int(not all(result["removed"] for result in results))
 
 
-def _ask(free: list[SlabInfo]) -> None:
+def _confirmed(free: list[SlabInfo]) -> bool:
     from emberkv.app import slabs
     from emberkv.domain.units import format_size
 
@@ -57,7 +58,7 @@ def _ask(free: list[SlabInfo]) -> None:
         size = format_size(slab.size_bytes)
         model = slabs.fields_of(slab).get("model.name", "unknown model")
         click.echo(f"{slabs.short_name(slab)}: {slab.chunks} chunks, {size}, {model}", err=True)
-    click.confirm(f"Remove {len(free)} of these for good?", abort=True, err=True)
+    return click.confirm(f"Remove {'these' if len(free) > 1 else 'it'} for good?", err=True)
 
 
 def _purge(slab: SlabInfo) -> dict[str, object]:

@@ -92,7 +92,7 @@ Sizes are explicit. A size that does not fit this machine is refused before anyt
 @click.option(
     "--instance",
     metavar="NAME",
-    help="Name by which a restarted server finds its RAM tier.  [default: by namespace]",
+    help="Name by which a restarted server finds its RAM tier.  [default: by model and replica]",
 )
 @click.option(
     "--model-identity",
