@@ -116,6 +116,7 @@ def test_memory_that_cannot_be_had_is_said_at_start(play: Stage) -> None:
     error = play.process().fails("join", **play.join_arguments(["worker"], "a"))
     assert error.startswith("KeeperError: the RAM tier of ")
     assert "does not fit" in error
+    until(lambda: play.listeners() == [], "the keeper that could not help ends")
 
 
 def test_a_large_arena_is_joined_at_once_and_populated_behind(play: Stage) -> None:
@@ -439,9 +440,28 @@ def test_a_disk_that_does_not_open_in_time_is_left_out(play: Stage) -> None:
 
 def test_a_missing_directory_is_the_users_mistake(play: Stage) -> None:
     play.with_disk(root_dir=str(play.disk_dir / "nowhere"))
-    error = play.process().fails("join", **play.join_arguments(["worker", "manager"], "a"))
+    engine = play.process()
+    error = engine.fails("join", **play.join_arguments(["worker", "manager"], "a"))
     assert error.startswith("ConfigError")
     assert "does not exist" in error
+    engine.kill()
+    until(lambda: play.listeners() == [], "the keeper that could not help ends")
+
+
+def test_a_keeper_without_an_engine_lets_others_use_the_disk(play: Stage, tmp_path: Path) -> None:
+    engine, _ = play.with_disk().engine("a")
+    on_disk(engine)
+    engine.kill()
+    until(lambda: (s := play.status()) is not None and s.disk == "off", "the disk is released")
+    with stage(tmp_path / "elsewhere") as elsewhere:
+        elsewhere.config, elsewhere.namespace = play.config, play.namespace
+        other, joined = elsewhere.engine("x")
+        assert len(other.do("found")["found"]["1"]) == 6
+        other.do("close")
+        gone(joined["keeper_pid"])
+    again, _ = play.engine("b")
+    found = again.do("found")["found"]
+    assert (len(found["0"]), len(found["1"])) == (6, 6)
 
 
 @pytest.mark.parametrize("refuse", [False, True])

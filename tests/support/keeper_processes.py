@@ -117,7 +117,7 @@ class Stage:
     def __init__(self, tmp_path: Path) -> None:
         self.instance = f"test-{os.getpid()}-{time.monotonic_ns()}"
         self.disk_dir = tmp_path / "disk"
-        self.disk_dir.mkdir()
+        self.disk_dir.mkdir(parents=True)
         self.log = tmp_path / "keeper.log"
         self.gate = tmp_path / "gate"
         self.config: dict[str, Any] = {

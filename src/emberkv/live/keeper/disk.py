@@ -152,6 +152,8 @@ class DiskTier:
 
     def close(self) -> None:
         """Let go of the storage; what runs ends by itself."""
+        if self._closed:
+            return
         self._closed = True
         self._session = None
         self.state = DiskState.OFF

@@ -155,8 +155,7 @@ class Keeper:
         peer.channel.close()
         if peer.memory_fd is not None:
             os.close(peer.memory_fd)
-        if peer.inside and not self._insiders():
-            self._left_alone()
+        self._if_left_alone()
         self._settle()
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────
@@ -207,6 +206,7 @@ class Keeper:
                 _log.info("turned away: %s", answer.reason)
                 peer.hello, peer.inside = None, False
                 self._send(peer, answer)
+                self._loop.post(self._if_left_alone)
             elif answer is not None:
                 self._attach(peer, hello, answer)
 
@@ -304,15 +304,26 @@ class Keeper:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
-    def _left_alone(self) -> None:
-        """The last holder is gone: keep what is worth it, for as long as was asked for."""
+    def _if_left_alone(self) -> None:
+        """If the last holder is gone: keep what is worth it, for as long as was asked for."""
         tenancy = self._tenancy
+        if self._insiders():
+            return
         if self._ending:
             self._end_if_over()
+        elif self._ends_at_s is not None:
+            pass  # is alone already
         elif tenancy is not None and tenancy.config.keep_s > 0 and tenancy.ready_chunks:
             self._end_after(tenancy.config.keep_s)
+            if tenancy.disk is not None:
+                tenancy.disk.when_idle(self._release_disk)
         else:
             self._loop.stop()
+
+    def _release_disk(self) -> None:
+        """Let others use the disk while nobody is served from it."""
+        if self._tenancy is not None and self._tenancy.disk is not None and not self._insiders():
+            self._tenancy.disk.close()
 
     def _end_after(self, delay_s: float) -> None:
         ends_at_s = self._ends_at_s = self._loop.now_s() + delay_s
