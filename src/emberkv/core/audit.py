@@ -320,11 +320,14 @@ class AuditedStack(TierStack):
             if lost.isdisjoint(promise.lease.keys):
                 kept = promise.lease.ready >= promise.ready
                 require(7, kept, f"{what} takes back what was ready")
+        planned: list[Lease] = []
         for lease in self.promotions.leases():
             was = before.leases.get(lease.request)
             fresh = was is None or was.lease is not lease or was.phase is Phase.QUEUED
-            if fresh and lease.phase is Phase.PLANNED and now_s is not None:
-                self._check_plan(lease, now_s)
+            if fresh and lease.phase is Phase.PLANNED:
+                planned.append(lease)
+        if len(planned) == 1 and now_s is not None:  # else a later plan took what one could not
+            self._check_plan(planned[0], now_s)
 
     def _check_plan(self, lease: Lease, now_s: float) -> None:
         """A plan covers the whole chain, or ends where nothing more fits or is known."""

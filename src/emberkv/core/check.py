@@ -86,7 +86,7 @@ def _check_children(level: int, tier: Residents) -> None:
 def _check_transfers(stack: TierStack) -> None:
     writers: list[Counter[ChunkKey]] = [Counter() for _ in stack.tiers]
     for pending in stack.pending_stores().values():
-        writers[RAM].update(pending)
+        writers[RAM].update(list(pending))
     for copy, unfinished in stack.transfers.open_copies():
         for index in unfinished:
             key = copy.keys[index]

@@ -28,7 +28,8 @@ class Lease:
 
     `keys[:cut]` is what the request may still get, `keys[:ready]` what it can have now,
     `keys[:pinned]` what the lease pins; `ready ≤ pinned` and `ready ≤ cut ≤ len(keys)`.
-    `missing` chunks had to be copied up when `missing_as_of` chunks had ever entered RAM.
+    When `missing_as_of` chunks had ever entered RAM, `missing` of `keys[:reach]` had to be copied
+    up, and what followed could not be.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class Lease:
         "origins",
         "phase",
         "pinned",
+        "reach",
         "ready",
         "request",
         "visit",
@@ -60,6 +62,7 @@ class Lease:
         self.waited_s = 0.0
         self.asked_at_s = 0.0
         self.asked_step = -2
+        self.reach = 0
         self.missing = 0
         self.missing_as_of = -1
         self.origins: dict[ChunkKey, Level] = {}

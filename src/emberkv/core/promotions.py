@@ -118,7 +118,7 @@ class Promotions:
     def _missing(self, lease: Lease, now_s: float) -> int:
         """How many chunks a plan would copy up: those below, until the chain breaks."""
         entries = self._tiers[RAM].entries
-        missing = 0
+        missing = reach = 0
         for key in lease.keys:
             resident = entries.get(key)
             if resident is None:
@@ -127,6 +127,8 @@ class Promotions:
                 missing += 1
             elif not self._usable(resident):
                 break
+            reach += 1
+        lease.reach = reach
         lease.missing, lease.missing_as_of = missing, self._tiers[RAM].entered_count
         return missing
 
@@ -164,6 +166,7 @@ class Promotions:
             resident = ram.entries.get(key)
             if resident is not None:
                 ram.unpin(resident)
+        left += self._give_up_tail(lease, allowed)
         lease.phase = Phase.PLANNED
         run: list[tuple[Level, Resident, Slot]] = []
         for index, key in enumerate(lease.keys):
@@ -178,6 +181,22 @@ class Promotions:
             pairs = [(resident, slot) for _, resident, slot in steps]
             self._transfers.start(level, RAM, pairs, now_s)
         self._advance(lease)
+        return left
+
+    def _give_up_tail(self, lease: Lease, allowed: int) -> list[Resident]:
+        """Let a chain's own tail leave RAM for its head: only what follows the head is of use."""
+        ram = self._tiers[RAM]
+        missing = lease.missing
+        left: list[Resident] = []
+        for index in reversed(range(len(lease.keys))):
+            if ram.free_count >= min(allowed, missing):
+                break
+            resident = ram.entries.get(lease.keys[index])
+            if resident is not None:
+                if ram.give_up(resident):
+                    left.append(resident)
+            elif index < lease.reach:
+                missing -= 1  # the place that is missing is no longer needed
         return left
 
     def _take_in(

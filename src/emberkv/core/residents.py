@@ -148,6 +148,13 @@ class Residents:
             self._evict(resident)
         return leaving
 
+    def give_up(self, resident: Resident) -> bool:
+        """Evict one chunk, if it may leave."""
+        if resident.pins or resident.state is not State.READY or resident.key in self.children:
+            return False
+        self._evict(resident)
+        return True
+
     def hold(self, slots: Iterable[Slot]) -> None:
         """Take free slots out of use."""
         for slot in slots:

@@ -123,7 +123,7 @@ class TierStack:
         for level, keys in enumerate(self._behind):
             if keys:
                 entries = self.tiers[level].entries
-                run = [entries[key] for key in keys if self.tiers[level].ready(key)]
+                run = [entries[key] for key in dict.fromkeys(keys) if self.tiers[level].ready(key)]
                 if run:
                     self._write_run(_Visit(run[-1].visit), Level(level + 1), run, now_s)
                 keys.clear()

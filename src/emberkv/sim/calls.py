@@ -1,0 +1,236 @@
+"""A log of the calls on a tier stack and what it decided: record one here, replay it anywhere.
+
+One JSON array per line. The first names the stack, each later one a call, in order:
+
+    ["stack", {"slot_counts": [2, 4], "chunk_bytes": 1, "policies": ["lru", "lru"], "limits": {…}}]
+    ["residence", {"key": "a1", "now_s": 0.5}, 1]
+    ["offload", {"request": "r1", "keys": ["a1"], "parent": null, "now_s": 0.5}, [["a1", 0]]]
+
+The third item is the decision: a residence, a yes or no, (key, slot) of chunks, or effects. Keys
+are hexadecimal. A log that replays to itself shows that same calls make same decisions, wherever
+it was recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from emberkv.core.limits import Limits
+from emberkv.core.residents import Resident, Residents
+from emberkv.core.stack import TierStack
+from emberkv.domain.types import (
+    ChunkKey,
+    Copy,
+    Drop,
+    Effect,
+    Entry,
+    Level,
+    Outcome,
+    RequestId,
+    Slot,
+    TransferId,
+)
+from emberkv.errors import UsageError
+from emberkv.policy.eviction import EVICTION_POLICIES
+
+R = TypeVar("R")
+
+
+class RecordedStack(TierStack):
+    """A tier stack that can write every call and decision to a log."""
+
+    def __init__(self, tiers: Sequence[Residents], limits: Limits) -> None:
+        super().__init__(tiers, limits)
+        self._write: Callable[[str], object] | None = None
+        self._inside = False
+
+    def record_to(self, write: Callable[[str], object]) -> None:
+        """Hand every line from now on, without its newline, to `write`; before the first call."""
+        names = {policy: name for name, policy in EVICTION_POLICIES.items()}
+        description = {
+            "slot_counts": [tier.slot_count for tier in self.tiers],
+            "chunk_bytes": self.tiers[0].chunk_bytes,
+            "policies": [names[type(tier.policy)] for tier in self.tiers],
+            "limits": asdict(self.limits),
+        }
+        write(_line(["stack", description]))
+        self._write = write
+
+    def residence(self, key: ChunkKey, now_s: float) -> Level | None:
+        return self._noted(super().residence, key=key, now_s=now_s)
+
+    def promote(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+        self._noted(super().promote, request=request, keys=keys, now_s=now_s)
+
+    def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
+        return self._noted(super().waiting, request=request, step=step, now_s=now_s)
+
+    def settle(self, now_s: float) -> None:
+        self._noted(super().settle, now_s=now_s)
+
+    def offload(
+        self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None, now_s: float
+    ) -> list[Resident]:
+        return self._noted(super().offload, request=request, keys=keys, parent=parent, now_s=now_s)
+
+    def stored(
+        self, request: RequestId, keys: Collection[ChunkKey], now_s: float
+    ) -> list[Resident]:
+        return self._noted(super().stored, request=request, keys=keys, now_s=now_s)
+
+    def load(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> list[Resident]:
+        return self._noted(super().load, request=request, keys=keys, now_s=now_s)
+
+    def loaded(self, request: RequestId) -> None:
+        self._noted(super().loaded, request=request)
+
+    def scheduled(self, request: RequestId) -> None:
+        self._noted(super().scheduled, request=request)
+
+    def end(self, request: RequestId) -> None:
+        self._noted(super().end, request=request)
+
+    def take_effects(self) -> list[Effect]:
+        return self._noted(super().take_effects)
+
+    def done(
+        self, transfer: TransferId, results: Sequence[tuple[int, Outcome]], now_s: float
+    ) -> list[Resident]:
+        return self._noted(super().done, transfer=transfer, results=results, now_s=now_s)
+
+    def adopt(self, level: Level, entries: Sequence[Entry]) -> None:
+        self._noted(super().adopt, level=level, entries=entries)
+
+    def hold(self, level: Level, slots: Sequence[Slot]) -> None:
+        self._noted(super().hold, level=level, slots=slots)
+
+    def free_held(self, level: Level, slots: Sequence[Slot]) -> None:
+        self._noted(super().free_held, level=level, slots=slots)
+
+    def lose_tier(self, level: Level, hold: Sequence[Slot], now_s: float) -> None:
+        self._noted(super().lose_tier, level=level, hold=hold, now_s=now_s)
+
+    def reset(self) -> None:
+        self._noted(super().reset)
+
+    def unfence(self) -> None:
+        self._noted(super().unfence)
+
+    def _noted(self, call: Callable[..., R], **args: object) -> R:
+        """Make a call; what it calls itself in turn is not noted."""
+        if self._write is None or self._inside:
+            return call(**args)
+        plain = {name: _ENCODE[name](value) for name, value in args.items()}
+        self._inside = True
+        try:
+            result = call(**args)
+        finally:
+            self._inside = False
+        self._write(_line([call.__name__, plain, _decision(result)]))
+        return result
+
+
+def replay_calls(lines: Iterable[str]) -> Iterator[str]:
+    """Make the calls of a log on a fresh stack; yields the log that this makes, line by line.
+
+    Raises `UsageError` if a line can't be read.
+    """
+    log: list[str] = []
+    stack: RecordedStack | None = None
+    for number, line in enumerate(lines, 1):
+        try:
+            name, plain = json.loads(line)[:2]
+            if stack is None:
+                stack = _fresh_stack(plain)
+                stack.record_to(log.append)
+            else:
+                args = {each: _DECODE[each](value) for each, value in plain.items()}
+                getattr(stack, _known(name))(**args)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"line {number} is not a line of a log of calls: {error}") from error
+        yield from log
+        log.clear()
+
+
+_CALLS = frozenset(
+    name for name in vars(RecordedStack) if not name.startswith("_") and name != "record_to"
+)
+
+
+def _known(name: str) -> str:
+    if name not in _CALLS:
+        raise KeyError(name)
+    return name
+
+
+def _fresh_stack(description: dict[str, Any]) -> RecordedStack:
+    counts: list[int] = description["slot_counts"]
+    tiers = [
+        Residents(slot_count, description["chunk_bytes"], EVICTION_POLICIES[name](slot_count))
+        for slot_count, name in zip(counts, description["policies"], strict=True)
+    ]
+    return RecordedStack(tiers, Limits(**description["limits"]))
+
+
+def _line(items: Sequence[object]) -> str:
+    return json.dumps(items, separators=(",", ":"))
+
+
+def _hex(key: bytes | None) -> str | None:
+    return None if key is None else key.hex()
+
+
+def _hexes(keys: Iterable[bytes | None]) -> list[str | None]:
+    return [_hex(key) for key in keys]
+
+
+def _key(plain: str | None) -> ChunkKey | None:
+    return None if plain is None else ChunkKey(bytes.fromhex(plain))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_ENCODE: dict[str, Callable[[Any], object]] = {
+    "entries": lambda entries: [[_hex(e.key), _hex(e.parent), e.slot] for e in entries],
+    "hold": list,
+    "key": _hex,
+    "keys": _hexes,
+    "level": _same,
+    "now_s": _same,
+    "parent": _hex,
+    "request": _same,
+    "results": lambda results: [[index, outcome.value] for index, outcome in results],
+    "slots": list,
+    "step": _same,
+    "transfer": _same,
+}
+
+_DECODE: dict[str, Callable[[Any], object]] = {
+    **_ENCODE,
+    "entries": lambda plain: [Entry(ChunkKey(bytes.fromhex(k)), _key(p), s) for k, p, s in plain],
+    "key": _key,
+    "keys": lambda plain: [_key(each) for each in plain],
+    "parent": _key,
+    "results": lambda plain: [(index, Outcome(value)) for index, value in plain],
+}
+
+
+def _decision(result: object) -> object:
+    return [_decided(each) for each in result] if isinstance(result, list) else result
+
+
+def _decided(item: object) -> list[object]:
+    match item:
+        case Resident():
+            return [_hex(item.key), item.slot]
+        case Copy():
+            where = [item.transfer, item.source, item.target]
+            return ["copy", *where, _hexes(item.keys), item.source_slots, item.target_slots]
+        case Drop():
+            return ["drop", item.level, _hexes(item.keys), item.slots]
+    raise TypeError(f"a stack decides no {type(item).__name__}")
