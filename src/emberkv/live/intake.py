@@ -27,12 +27,11 @@ class Intake:
         self._tally = tally
         self._unnamed: list[set[Slot]] = []
         self._stale: set[Level] = set()
-        for tier in stack.tiers:
+        for level, tier in enumerate(stack.tiers):
             slots = [Slot(slot) for slot in range(tier.slot_count)]
-            tier.hold(slots)
+            stack.hold(Level(level), slots)
             self._unnamed.append(set(slots))
-        ram = stack.tiers[RAM]
-        ram.hold([Slot(slot) for slot in range(ram.slot_count)])
+        stack.hold(RAM, [Slot(slot) for slot in range(stack.tiers[RAM].slot_count)])
 
     def take(self, report: Report, now_s: float) -> list[Resident]:
         """Tell the core; returns chunks that have just arrived in RAM."""
@@ -47,11 +46,10 @@ class Intake:
             case Found():
                 self._found(report)
             case Populated():
-                self._stack.tiers[RAM].free_held(
-                    Slot(report.first_slot + slot) for slot in range(report.slot_count)
-                )
+                slots = range(report.first_slot, report.first_slot + report.slot_count)
+                self._stack.free_held(RAM, [Slot(slot) for slot in slots])
             case TierDown():
-                self._down(report)
+                self._down(report, now_s)
             case TierUp():
                 logger.info("tier %d is back", report.level)
                 self._tally.tier_up(report.level, up=True)
@@ -70,16 +68,16 @@ class Intake:
         if report.last:
             if report.level == RAM:
                 self._arena.mark_free(sorted(unnamed))
-            self._stack.tiers[report.level].free_held(sorted(unnamed))
+            self._stack.free_held(report.level, sorted(unnamed))
             unnamed.clear()
             self._stale.discard(report.level)
 
-    def _down(self, report: TierDown) -> None:
+    def _down(self, report: TierDown, now_s: float) -> None:
         """Empty a tier and hold all of it; every copy that touches it has been reported."""
         logger.error("tier %d is off: %s", report.level, report.reason)
         self._tally.tier_up(report.level, up=False)
         tier = self._stack.tiers[report.level]
         unnamed = self._unnamed[report.level]
         rest = [Slot(slot) for slot in range(tier.slot_count) if Slot(slot) not in unnamed]
-        tier.clear(rest)
+        self._stack.lose_tier(report.level, rest, now_s)
         unnamed.update(rest)
