@@ -29,10 +29,11 @@ def gone(pid: int) -> None:
 
 
 def nothing_left(play: Stage, inode: int, shm_before: set[str]) -> None:
-    """No process holds the memory, nobody listens, no file has appeared."""
+    """No process holds the memory, nobody listens, no file of ours has appeared."""
     until(lambda: not holders_of(inode), "the memory is free")
     assert play.listeners() == []
-    assert set(os.listdir("/dev/shm")) - shm_before == set()
+    new = set(os.listdir("/dev/shm")) - shm_before
+    assert {name for name in new if "ember" in name} == set()  # others may use the place too
 
 
 @contextmanager
