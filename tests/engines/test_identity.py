@@ -225,6 +225,21 @@ def test_what_can_not_be_known_is_not_kept_unless_the_user_vouches_for_it(
     assert unknown.namespace.differences(vouched.namespace) == ("model.identity",)
 
 
+def test_a_draft_model_counts_and_a_draft_without_a_model_does_not(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    alone = identity(model_dir)
+    ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    assert identity(model_dir, speculative_config=ngram) == alone
+    draft = write_model(tmp_path / "draft")
+    drafting = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2}
+    before = identity(model_dir, speculative_config=drafting)
+    assert before.persistent
+    touch_weights(draft)
+    after = identity(model_dir, speculative_config=drafting)
+    assert before.namespace.differences(after.namespace) == ("draft.weights",)
+
+
 def test_a_model_without_weight_files_is_not_kept(model_dir: Path) -> None:
     (model_dir / "model.safetensors").unlink()
     unknown = identity(model_dir)

@@ -57,6 +57,8 @@ _LOADED_SUFFIXES: Final = {
 _WEIGHTS_FROM_ELSEWHERE: Final = frozenset(
     {"ClefOmniForJointSchema", "MoonshotKimiaForCausalLM", "UltravoxModel"}
 )
+_DRAFTS_WITHOUT_KV: Final = frozenset({"medusa", "mlp_speculator", "ngram", "ngram_gpu", "suffix"})
+
 _CURE: Final = "name the model and its version as model_identity in the configuration"
 
 
@@ -206,7 +208,7 @@ def _add_variants(facts: _Facts, vllm_config: VllmConfig) -> None:
         facts.add("model.multimodal", {name: getattr(multimodal, name, None) for name in names})
     speculative = vllm_config.speculative_config
     draft = speculative.draft_model_config if speculative else None
-    if speculative and draft:
+    if speculative and draft and speculative.method not in _DRAFTS_WITHOUT_KV:
         load = speculative.draft_load_config or vllm_config.load_config
         facts.add("draft.method", str(speculative.method))
         _add_model(facts, "draft", draft, load)
