@@ -22,6 +22,7 @@ SOURCE = HERE.parents[1] / "src"
 DEADLINE_S = 60
 CHUNK_BYTES = 8192
 SLOTS = 32
+NAMES = [f"chunk-{at}" for at in range(6)]
 
 
 def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -38,6 +39,11 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def gone(pid: int) -> None:
+    """Wait until a process has ended."""
+    until(lambda: not is_running(pid), f"process {pid} ends")
 
 
 def holders_of(inode: int) -> list[int]:
