@@ -1,0 +1,1 @@
+"""What benchmarks share: timing, chains, tiers without an engine, servers, prompts, peers."""
