@@ -29,11 +29,9 @@ if TYPE_CHECKING:
         OffloadingConnectorStats,
     )
 
-_RESULTS = {
-    Lookup.HIT: LookupResult.HIT,
-    Lookup.RETRY: LookupResult.RETRY,
-    Lookup.MISS: LookupResult.MISS,
-}
+# Asked for every chunk of every waiting request: members of enums, as names, cost most of it.
+_HIT, _RETRY = Lookup.HIT, Lookup.RETRY
+_THEIR_HIT, _THEIR_RETRY, _THEIR_MISS = LookupResult.HIT, LookupResult.RETRY, LookupResult.MISS
 _SOURCES = {RAM: CacheHitSource.HOST, DISK: CacheHitSource.DISK}
 
 
@@ -70,7 +68,10 @@ class EmberOffloadingManager(OffloadingManager):
     # ── look up and load ─────────────────────────────────────────────────────────────────────
 
     def lookup(self, key: OffloadKey, req_context: ReqContext, **_: Any) -> LookupResult:
-        return _RESULTS[self.tiers.lookup(RequestId(req_context.req_id), ChunkKey(key))]
+        answer = self.tiers.lookup(req_context.req_id, key)
+        if answer is _HIT:
+            return _THEIR_HIT
+        return _THEIR_RETRY if answer is _RETRY else _THEIR_MISS
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext, **_: Any) -> CacheHitSource:
         return _SOURCES[self.tiers.origin(RequestId(req_context.req_id), ChunkKey(key))]
