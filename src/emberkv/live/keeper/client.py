@@ -141,13 +141,14 @@ class KeeperClient:
 
     def reset(self) -> bool:
         deadline_s = time.monotonic() + RESET_S
+        self._pump()  # notices a keeper that is gone
         self._reset_number += 1
         self._reset_owed = self._has_disk
-        if not self._is_attached():
-            self._has_fresh.wait(RESET_S)
-            self._pump()  # asks for what is owed
-        else:
+        if self._is_attached():
             self._channel.send(encode(ResetTiers(self._reset_number)))
+        elif self._has_disk:
+            self._has_fresh.wait(RESET_S)
+            self._pump()  # asks the new keeper for what is owed
         while self._reset_owed and self._is_attached():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
