@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from scheduler_rig import BLOCK_TOKENS, RequestLines, Rig, Setup
@@ -24,9 +25,16 @@ pytestmark = pytest.mark.engine
 
 MakeRig = Callable[[Setup], Rig]
 
+Way = dict[str, Any]
 ways = pytest.mark.parametrize(
-    ("entry", "async_scheduling"),
-    [("spec", False), ("spec", True), ("connector", False), ("connector", True)],
+    "way",
+    [
+        {"entry": "spec"},
+        {"entry": "spec", "async_scheduling": True, "late_by": 2},
+        {"entry": "connector", "late_by": 2},
+        {"entry": "connector", "async_scheduling": True},
+    ],
+    ids=["spec-sync", "spec-async-late", "connector-sync-late", "connector-async"],
 )
 
 
@@ -72,10 +80,8 @@ def looked_up(rig: Rig) -> Iterator[list[Counter[tuple[str, str]]]]:
 
 
 @ways
-def test_a_prompt_comes_back_from_ram(
-    make_rig: MakeRig, entry: str, async_scheduling: bool
-) -> None:
-    rig = make_rig(Setup(entry, async_scheduling))
+def test_a_prompt_comes_back_from_ram(make_rig: MakeRig, way: Way) -> None:
+    rig = make_rig(Setup(**way))
     prompt = prompt_of(200)
     assert rig.serve("first", prompt, 4) == 0
     rig.forget_device()
@@ -95,10 +101,8 @@ def test_the_rig_sees_a_wrong_byte(make_rig: MakeRig) -> None:
 
 
 @ways
-def test_a_prompt_comes_back_from_disk(
-    make_rig: MakeRig, entry: str, async_scheduling: bool
-) -> None:
-    rig = make_rig(Setup(entry, async_scheduling, ram_chunks=8, storage=disk(64)))
+def test_a_prompt_comes_back_from_disk(make_rig: MakeRig, way: Way) -> None:
+    rig = make_rig(Setup(**way, ram_chunks=8, storage=disk(64)))
     prompt = prompt_of(200)
     rig.serve("first", prompt, 4)
     forget_ram(rig)
@@ -107,11 +111,9 @@ def test_a_prompt_comes_back_from_disk(
 
 
 @ways
-def test_while_a_request_waits_it_costs_two_look_ups_a_step(
-    make_rig: MakeRig, entry: str, async_scheduling: bool
-) -> None:
+def test_while_a_request_waits_it_costs_two_look_ups_a_step(make_rig: MakeRig, way: Way) -> None:
     """However long the chain: here 40 chunks, of which the first pass asks for each."""
-    setup = Setup(entry, async_scheduling, device_blocks=80, ram_chunks=50, storage=disk(256))
+    setup = Setup(**way, device_blocks=80, ram_chunks=50, storage=disk(256))
     rig = make_rig(setup)
     prompt = prompt_of(40 * BLOCK_TOKENS + 5)
     rig.serve("first", prompt)
@@ -172,12 +174,11 @@ def ram_keys(rig: Rig, name: str) -> list[bytes]:
 @pytest.mark.parametrize("blocks_per_chunk", [2, 4])
 @pytest.mark.parametrize("extra_tokens", [0, 1, 33, 95])
 def test_chunks_of_several_blocks(
-    make_rig: MakeRig, entry: str, async_scheduling: bool, blocks_per_chunk: int, extra_tokens: int
+    make_rig: MakeRig, way: Way, blocks_per_chunk: int, extra_tokens: int
 ) -> None:
     chunk_tokens = blocks_per_chunk * BLOCK_TOKENS
     setup = Setup(
-        entry,
-        async_scheduling,
+        **way,
         blocks_per_chunk=blocks_per_chunk,
         ram_chunks=8,
         storage=disk(64, blocks_per_chunk),
@@ -193,11 +194,9 @@ def test_chunks_of_several_blocks(
 
 
 @ways
-def test_a_load_that_begins_inside_a_chunk(
-    make_rig: MakeRig, entry: str, async_scheduling: bool
-) -> None:
+def test_a_load_that_begins_inside_a_chunk(make_rig: MakeRig, way: Way) -> None:
     """The device still holds the prompt's first three blocks: a load begins at the fourth."""
-    rig = make_rig(Setup(entry, async_scheduling, blocks_per_chunk=4, ram_chunks=16))
+    rig = make_rig(Setup(**way, blocks_per_chunk=4, ram_chunks=16))
     prompt = prompt_of(12 * BLOCK_TOKENS + 7)
     rig.serve("first", prompt)
     rig.forget_device()
@@ -206,16 +205,14 @@ def test_a_load_that_begins_inside_a_chunk(
     with lines.listening():
         assert rig.serve("again", prompt, 3) == 9 * BLOCK_TOKENS
     line = lines.of["again"]
-    known = (96, 288) if entry == "connector" else (0, 384)
+    known = (96, 288) if way["entry"] == "connector" else (0, 384)
     assert (line["device_tokens"], line["ram_tokens"]) == known
-    assert line["computed_tokens"] == (7 if entry == "connector" else None)
+    assert line["computed_tokens"] == (7 if way["entry"] == "connector" else None)
 
 
 @ways
-def test_a_prompt_that_is_whole_in_ram_computes_its_last_token(
-    make_rig: MakeRig, entry: str, async_scheduling: bool
-) -> None:
-    rig = make_rig(Setup(entry, async_scheduling, blocks_per_chunk=2))
+def test_a_prompt_that_is_whole_in_ram_computes_its_last_token(make_rig: MakeRig, way: Way) -> None:
+    rig = make_rig(Setup(**way, blocks_per_chunk=2))
     prompt = prompt_of(8 * BLOCK_TOKENS)
     rig.serve("first", prompt, 3)
     rig.forget_device()
@@ -223,10 +220,8 @@ def test_a_prompt_that_is_whole_in_ram_computes_its_last_token(
 
 
 @ways
-def test_chunked_prefill(make_rig: MakeRig, entry: str, async_scheduling: bool) -> None:
-    rig = make_rig(
-        Setup(entry, async_scheduling, max_batched_tokens=80, blocks_per_chunk=2, ram_chunks=32)
-    )
+def test_chunked_prefill(make_rig: MakeRig, way: Way) -> None:
+    rig = make_rig(Setup(**way, max_batched_tokens=80, blocks_per_chunk=2, ram_chunks=32))
     prompts = {f"first-{at}": prompt_of(500 + at, seed=at) for at in range(2)}
     for name, prompt in prompts.items():
         rig.add(name, prompt, 3)
@@ -238,12 +233,8 @@ def test_chunked_prefill(make_rig: MakeRig, entry: str, async_scheduling: bool) 
 
 @ways
 @pytest.mark.parametrize("prompt_only", [True, False])
-def test_answers_are_part_of_the_next_turn(
-    make_rig: MakeRig, entry: str, async_scheduling: bool, prompt_only: bool
-) -> None:
-    setup = Setup(
-        entry, async_scheduling, blocks_per_chunk=2, extra={"offload_prompt_only": prompt_only}
-    )
+def test_answers_are_part_of_the_next_turn(make_rig: MakeRig, way: Way, prompt_only: bool) -> None:
+    setup = Setup(**way, blocks_per_chunk=2, extra={"offload_prompt_only": prompt_only})
     rig = make_rig(setup)
     prompt = prompt_of(70)
     rig.serve("first", prompt, 200)
@@ -254,13 +245,10 @@ def test_answers_are_part_of_the_next_turn(
 
 @ways
 @pytest.mark.parametrize("prompt_only", [True, False])
-def test_preempted_requests_come_back_right(
-    make_rig: MakeRig, entry: str, async_scheduling: bool, prompt_only: bool
-) -> None:
+def test_preempted_requests_come_back_right(make_rig: MakeRig, way: Way, prompt_only: bool) -> None:
     """Three requests that outgrow the device together."""
     setup = Setup(
-        entry,
-        async_scheduling,
+        **way,
         device_blocks=26,
         blocks_per_chunk=2,
         ram_chunks=32,
@@ -286,10 +274,8 @@ STAGES = ["queued", "promoting", "promoted", "loading", "storing", "running"]
 
 @ways
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_abort_at_every_stage(
-    make_rig: MakeRig, entry: str, async_scheduling: bool, stage: str
-) -> None:
-    rig = make_rig(Setup(entry, async_scheduling, ram_chunks=16, storage=disk(64)))
+def test_an_abort_at_every_stage(make_rig: MakeRig, way: Way, stage: str) -> None:
+    rig = make_rig(Setup(**way, ram_chunks=16, storage=disk(64)))
     prompt = prompt_of(200)
     if stage not in ("storing", "running"):
         rig.serve("first", prompt)
@@ -338,10 +324,8 @@ def reach(rig: Rig, stage: str) -> None:
 
 
 @ways
-def test_two_requests_for_one_chain_share_its_promotion(
-    make_rig: MakeRig, entry: str, async_scheduling: bool
-) -> None:
-    rig = make_rig(Setup(entry, async_scheduling, ram_chunks=16, storage=disk(64)))
+def test_two_requests_for_one_chain_share_its_promotion(make_rig: MakeRig, way: Way) -> None:
+    rig = make_rig(Setup(**way, ram_chunks=16, storage=disk(64)))
     prompt = prompt_of(200)
     rig.serve("first", prompt)
     forget_ram(rig)

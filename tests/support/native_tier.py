@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +90,13 @@ class NativeTierOnCpu(TieringOffloadingSpec):
             cpu_page_size=self.cpu_page_size_per_worker,
         )
         return PageCopyWorker(kv_caches, region, self.blocks_per_chunk)
+
+
+def wait_for_files(manager: Any, deadline_s: float) -> None:
+    """Let the file tier end what it has begun, for as long as an engine's step may take."""
+    pool = manager.secondary_tiers[0]._pool
+    with pool._condition:
+        pool._condition.wait_for(lambda: pool._inflight_jobs == 0, deadline_s)
 
 
 def chunk_files(root_dir: Path) -> list[Path]:

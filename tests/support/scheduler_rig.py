@@ -11,9 +11,9 @@ every forward pass the worker compares all KV that the request builds on with wh
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,12 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_offload.base import OffloadingManager
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    OffloadingManager,
+    OffloadingWorker,
+    TransferResult,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -71,7 +76,10 @@ MODEL_CONFIG = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What a test varies. Sizes in blocks and chunks; `entry` is spec, connector or native."""
+    """What a test varies. Sizes in blocks and chunks; `entry` is spec, connector or native.
+
+    `late_by` is by how many steps copies between device and RAM come late, as a GPU's may.
+    """
 
     entry: str = "spec"
     async_scheduling: bool = False
@@ -83,6 +91,7 @@ class Setup:
     max_running: int = 32
     prefix_caching: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
+    late_by: int = 0
 
     @property
     def chunk_bytes(self) -> int:
@@ -109,8 +118,48 @@ class Parts:
 
     driver: InlineDriver
     clock: RigClock
+    late_by: int
 
 
+class LateWorker(OffloadingWorker):
+    """Copies as `inner` does, but only when its results have been asked for a few times more.
+
+    Stores keep their order, and so do loads; `wait` ends what it names and what was before it.
+    """
+
+    def __init__(self, inner: OffloadingWorker, late_by: int) -> None:
+        self._inner = inner
+        self._late_by = late_by
+        self._asked = 0
+        self._queues: tuple[deque[_Job], deque[_Job]] = (deque(), deque())
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self._queues[0].append((self._asked, job_id, self._inner.submit_store, src_spec, dst_spec))
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self._queues[1].append((self._asked, job_id, self._inner.submit_load, src_spec, dst_spec))
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        self._asked += 1
+        for queue in self._queues:
+            while queue and queue[0][0] + self._late_by < self._asked:
+                self._copy_first(queue)
+        return self._inner.get_finished()
+
+    def wait(self, job_ids: set[int]) -> None:
+        for queue in self._queues:
+            while any(job[1] in job_ids for job in queue):
+                self._copy_first(queue)
+
+    @staticmethod
+    def _copy_first(queue: deque[_Job]) -> None:
+        _, job_id, submit, source, target = queue.popleft()
+        assert submit(job_id, source, target)
+
+
+_Job = tuple[int, int, Callable[..., bool], Any, Any]
 _PARTS: dict[str, Parts] = {}
 
 
@@ -124,6 +173,11 @@ class RigSpec(EmberOffloadingSpec):
 
     def open_arena(self, rank: int) -> tuple[Arena, Callable[[], None]]:
         return _PARTS[self.config.engine_id].driver.arena, lambda: None
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        inner = super().get_worker(kv_caches)
+        late_by = _PARTS[self.config.engine_id].late_by
+        return LateWorker(inner, late_by) if late_by else inner
 
     def get_manager(self) -> OffloadingManager:
         return build_manager(
@@ -148,7 +202,6 @@ _SPECS = {
     "connector": ("RigSpec", "scheduler_rig"),
     "native": ("NativeTierOnCpu", "native_tier"),
 }
-_engine_numbers = itertools.count()
 
 
 def configure(setup: Setup, model_dir: Path, engine_id: str, ram_bytes: int) -> VllmConfig:
@@ -307,14 +360,14 @@ class Rig:
 
     def __init__(self, setup: Setup, model_dir: Path) -> None:
         self.setup = setup
-        self.engine_id = f"rig-{next(_engine_numbers)}"
+        self.engine_id = f"rig-{uuid.uuid4()}"
         self.clock = RigClock()
         below = () if setup.storage is None else (setup.storage,)
         self.driver: InlineDriver | None = None
         ram_bytes = setup.ram_chunks * 4096 * -(-setup.chunk_bytes // 4096)
         if setup.entry != "native":
             self.driver = InlineDriver(setup.geometry, below)
-            _PARTS[self.engine_id] = Parts(self.driver, self.clock)
+            _PARTS[self.engine_id] = Parts(self.driver, self.clock, setup.late_by)
             ram_bytes = setup.geometry.total_bytes
         config = configure(setup, model_dir, self.engine_id, ram_bytes)
         self._hash = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
@@ -336,7 +389,6 @@ class Rig:
         init_none_hash(self._hash)
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, self._hash)
         self._in_flight: deque[SchedulerOutput] = deque()
-        self._executed: deque[ModelRunnerOutput] = deque()
         self.requests: dict[str, Request] = {}
         self.prefill: dict[str, Any] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -425,19 +477,14 @@ class Rig:
             if len(self._in_flight) < depth and self.scheduler.has_requests():
                 return
         if self._in_flight:
-            self.execute(1)
-            if self.during is not None:  # what reaches the engine while the model runs
-                self.during()
-            self._take_output()
+            self._finish_step()
 
-    def execute(self, count: int | None = None) -> None:
-        """Let the worker carry out the first `count` steps in flight, or all; outputs wait."""
-        wanted = len(self._in_flight) if count is None else count
-        for output in itertools.islice(self._in_flight, len(self._executed), wanted):
-            self._executed.append(self.worker.execute(output))
-
-    def _take_output(self) -> None:
-        scheduled, executed = self._in_flight.popleft(), self._executed.popleft()
+    def _finish_step(self) -> None:
+        """Let the worker carry out the first step in flight, and take its output."""
+        scheduled = self._in_flight.popleft()
+        executed = self.worker.execute(scheduled)
+        if self.during is not None:  # what reaches the engine while the model runs
+            self.during()
         taken = self.scheduler.update_from_output(scheduled, executed)
         for outputs in taken.values():
             if outputs.scheduler_stats and outputs.scheduler_stats.kv_connector_stats:
@@ -446,6 +493,11 @@ class Rig:
                 self.outputs[each.request_id] += each.new_token_ids
                 if each.finish_reason is not None:
                     self.finished.setdefault(each.request_id, str(each.finish_reason))
+
+    def finish_steps(self) -> None:
+        """Take the output of every step in flight and schedule none, as the engine's pause does."""
+        while self._in_flight:
+            self._finish_step()
 
     def _count(self, stats: dict[str, Any]) -> None:
         """Add up the connector's counters, as vLLM's front end does."""
@@ -489,7 +541,7 @@ class Rig:
 
     def new_weights(self, *, preempt: bool = True) -> bool:
         """Let the worker finish, drop every cache, load new weights: as the engine does."""
-        self.execute()
+        self.finish_steps()
         done = self.scheduler.reset_prefix_cache(
             reset_running_requests=preempt, reset_connector=True
         )

@@ -130,7 +130,7 @@ class TierManager:
                 self._begin_pass(state, request)
             if state.answering is Answering.COLLECT:
                 return self._collect(state, key)
-            if state.answering is Answering.WAIT:
+            if state.answering in (Answering.WAIT, Answering.DEFER):
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
             return Lookup.HIT if self.stack.tiers[RAM].ready(key) else Lookup.MISS
@@ -147,6 +147,13 @@ class TierManager:
             self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
+        if state.running:
+            # Preempted between two steps, as step_end will say; the engine fails if a request
+            # loads in the very step that calls it preempted.
+            state.running = False
+            state.answering = Answering.DEFER
+        elif state.answering is Answering.DEFER:
+            state.answering = Answering.COLLECT
         if state.answering is Answering.COLLECT:
             state.chain.clear()
             state.deferred = False
@@ -342,11 +349,13 @@ class TierManager:
         state = self._requests.get(request)
         if state is not None:
             state.answering = Answering.COLLECT
+            state.running = True
 
     def _preempted(self, request: RequestId) -> None:
         state = self._requests.get(request)
         if state is not None:
             state.answering = Answering.COLLECT
+            state.running = False
             state.facts.preemptions += 1
 
     def _drain(self, now_s: float) -> None:

@@ -14,6 +14,7 @@ class Answering(enum.Enum):
     COLLECT = "collect"  # say what is where, and remember the chain
     WAIT = "wait"  # its promotion is under way
     SETTLED = "settled"  # what is ready counts, nothing else
+    DEFER = "defer"  # not in this step
 
 
 class RequestState:
@@ -28,6 +29,7 @@ class RequestState:
         "finished",
         "index",
         "load_began_s",
+        "running",
         "tail",
         "wait_began_s",
     )
@@ -43,3 +45,4 @@ class RequestState:
         self.wait_began_s: float | None = None
         self.load_began_s: float | None = None
         self.finished = False
+        self.running = False
