@@ -21,6 +21,13 @@ GIB = 1 << 30
 SPEC_KEYS = {"spec_name": "EmberOffloadingSpec", "spec_module_path": "emberkv.engines.vllm"}
 
 
+ENGINE = (Holder(Role.MANAGER, 77, 0), Holder(Role.WORKER, 78, 0))
+
+
+def never(pid: int) -> bool:
+    return False
+
+
 def machine(
     available_gib: int = 60, shm_bytes: int | None = 32 * GIB, locked_bytes: int | None = None
 ) -> Machine:
@@ -47,7 +54,7 @@ def test_what_is_wrong_says_what_to_do() -> None:
         findings.check_hash(Flags([]), "xxhash", {}),
         findings.check_hash(Flags([]), "sha256", {}),
         findings.check_ghosts(["vllm_offload_1.mmap"]),
-        *findings.check_keepers([KeeperInfo("blue", None), KeeperInfo("red", status(()))]),
+        *findings.check_keepers([KeeperInfo("blue", None), KeeperInfo("red", status(()))], never),
         *findings.check_offloading_flags(Flags(["--cpu-offload-gb=4", "--kv-offloading-size=4"])),
         *findings.read_transfer_config("{")[0],
         *findings.read_transfer_config("{}")[0],
@@ -124,13 +131,19 @@ def status(holders: tuple[Holder, ...]) -> Status:
 
 
 def test_a_keeper_without_an_engine_is_told_with_what_it_holds_and_how_long() -> None:
-    assert levels(findings.check_keepers([])) == ["ok"]
-    (serving,) = findings.check_keepers([KeeperInfo("red", status((Holder(Role.MANAGER, 1, 0),)))])
+    assert levels(findings.check_keepers([], never)) == ["ok"]
+    (serving,) = findings.check_keepers([KeeperInfo("red", status(ENGINE))], never)
     assert serving.level == "ok"
-    (left_over,) = findings.check_keepers([KeeperInfo("red", status(()))])
+    (left_over,) = findings.check_keepers([KeeperInfo("red", status(()))], never)
     assert left_over.level == "warn"
     assert "holds 3.0 GiB of an engine that is gone for 480 s more" in left_over.found
     assert "kill 4711" in left_over.do
+
+
+def test_an_engine_whose_server_is_gone_is_told() -> None:
+    (orphan,) = findings.check_keepers([KeeperInfo("red", status(ENGINE))], lambda pid: pid == 77)
+    assert orphan.level == "warn"
+    assert orphan.do.endswith("kill -9 77")
 
 
 def slab(name: str, problem: str | None = None, size_bytes: int = GIB) -> SlabInfo:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from emberkv.app.machine import Machine, direct_io_works, disk_space, this_machine
+from emberkv.app.machine import (
+    Machine,
+    direct_io_works,
+    disk_space,
+    is_orphaned_engine,
+    this_machine,
+)
 from emberkv.errors import ConfigError, StorageError, UsageError
 
 GIB = 1 << 30
@@ -69,6 +75,24 @@ def test_the_size_of_shared_memory_is_told_or_unknown(proc: Path, groups: Path) 
 def test_a_machine_without_proc_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs Linux"):
         this_machine(tmp_path / "absent", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "parent", "first_process", "orphaned"),
+    [
+        ("VLLM::EngineCor", 1, "/sbin/init", True),
+        ("VLLM::EngineCor", 900, "/sbin/init", False),
+        ("VLLM::EngineCor", 1, "python\0-m\0vllm.entrypoints.openai.api_server", False),
+        ("a (strange) one", 1, "/sbin/init", False),
+    ],
+)
+def test_an_engine_left_to_the_system_is_told_from_one_with_a_server(
+    proc: Path, name: str, parent: int, first_process: str, orphaned: bool
+) -> None:
+    write(proc / "77/stat", f"77 ({name}) S {parent} 77 77 0\n")
+    write(proc / "1/cmdline", first_process)
+    assert is_orphaned_engine(77, proc) is orphaned
+    assert not is_orphaned_engine(78, proc)
 
 
 def test_this_very_machine_can_be_read() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -169,14 +169,17 @@ def check_hash(flags: Flags, default: str, environment: Mapping[str, str]) -> Fi
     )
 
 
-def check_keepers(keepers: Sequence[KeeperInfo]) -> list[Finding]:
-    """Who holds a RAM tier on this machine, and for whom?"""
+def check_keepers(keepers: Sequence[KeeperInfo], is_orphan: Callable[[int], bool]) -> list[Finding]:
+    """Who holds a RAM tier on this machine, and for whom?
+
+    `is_orphan` tells of an engine's process whether its server has left it behind.
+    """
     if not keepers:
         return [Finding("keepers", Level.OK, "none is running")]
-    return [_check_keeper(keeper) for keeper in keepers]
+    return [_check_keeper(keeper, is_orphan) for keeper in keepers]
 
 
-def _check_keeper(keeper: KeeperInfo) -> Finding:
+def _check_keeper(keeper: KeeperInfo, is_orphan: Callable[[int], bool]) -> Finding:
     status, name = keeper.status, f"keeper '{keeper.instance}'"
     if status is None:
         return Finding(
@@ -186,6 +189,15 @@ def _check_keeper(keeper: KeeperInfo) -> Finding:
             "see whether its server still serves; if not, end the process",
         )
     held = f"{name} (process {status.pid}) holds {format_size(status.arena_bytes)}"
+    orphans = sorted({holder.pid for holder in status.holders if is_orphan(holder.pid)})
+    if orphans:
+        return Finding(
+            "keepers",
+            Level.WARN,
+            f"{held} for an engine whose server is gone: vLLM leaves it behind when only "
+            "the server is killed",
+            f"end the engine, so that a new one can take its chunks over: kill -9 {orphans[0]}",
+        )
     if status.holders:
         pids = ", ".join(sorted({str(holder.pid) for holder in status.holders}))
         return Finding("keepers", Level.OK, f"{held} for an engine that runs (process {pids})")

@@ -17,6 +17,7 @@ from emberkv.errors import StorageError, UsageError
 PROC: Final = Path("/proc")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 SHM: Final = Path("/dev/shm")
+ENGINE_PROCESS_NAME: Final = "VLLM::EngineCor"  # the kernel keeps 15 letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,16 @@ def _group_limits(proc: Path, cgroups: Path) -> list[tuple[int, str]]:
                 if limit.isdigit():
                     found.append((int(limit), f"the memory limit of control group {path}"))
     return found
+
+
+def is_orphaned_engine(pid: int, proc: Path = PROC) -> bool:
+    """Whether a process is a vLLM engine whose server has died and left it to the system."""
+    name, _, facts = _text(proc / str(pid) / "stat").rpartition(") ")
+    is_engine = name.partition("(")[2].startswith(ENGINE_PROCESS_NAME)
+    if not is_engine or facts.split()[1:2] != ["1"]:
+        return False
+    # In a container the server itself may be process 1.
+    return "vllm" not in _text(proc / "1/cmdline").lower()
 
 
 def _size_of_file_system(path: Path) -> int | None:

@@ -49,7 +49,7 @@ def command(given: Mapping[str, Any]) -> int:
 def _findings(given: Mapping[str, Any]) -> list[Finding]:
     from emberkv.app import findings as checks
     from emberkv.app.fit import RamPlan, default_reserve_bytes
-    from emberkv.app.machine import this_machine
+    from emberkv.app.machine import is_orphaned_engine, this_machine
     from emberkv.engines.vllm import command_line, compat
     from emberkv.live.keeper.status import find_keepers
 
@@ -84,7 +84,7 @@ def _findings(given: Mapping[str, Any]) -> list[Finding]:
     found.append(checks.check_locked_memory(machine, ram_bytes, on_cpu=on_cpu))
     found += _disk_findings(disk, disk_bytes)
     found.append(checks.check_hash(flags, default_hash, os.environ))
-    found += checks.check_keepers(find_keepers())
+    found += checks.check_keepers(find_keepers(), is_orphaned_engine)
     found.append(checks.check_ghosts(_ghosts()))
     found += checks.check_offloading_flags(flags, by_spec="OffloadingConnector" in (transfer or ""))
     found.append(checks.check_reset(os.environ))
