@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-import numpy as np
-
 from emberkv.tiers.format import ALIGNMENT_BYTES, PROBE_FILE
 
 IOV_MAX: Final = os.sysconf("SC_IOV_MAX")
@@ -29,45 +27,38 @@ _libc.fallocate.restype = ctypes.c_int
 
 def read_at(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """Fill `buffers` from `offset` on; the bytes read, fewer than asked only at the file's end."""
+    wanted = sum([buffer.nbytes for buffer in buffers])
     done = 0
-    left = list(buffers)
-    while left:
+    while done < wanted:
+        left = _after(buffers, done) if done else buffers
         got = os.preadv(fd, left[:IOV_MAX], offset + done)
         if got == 0:
             break
         done += got
-        left = _after(left, got)
     return done
 
 
 def write_at(fd: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write all of `buffers` from `offset` on. Raises `OSError`; a part may then be written."""
+    wanted = sum([buffer.nbytes for buffer in buffers])
     done = 0
-    left = list(buffers)
-    while left:
+    while done < wanted:
+        left = _after(buffers, done) if done else buffers
         put = os.pwritev(fd, left[:IOV_MAX], offset + done)
         if put == 0:
             raise OSError(errno.EIO, "the device took no bytes")
         done += put
-        left = _after(left, put)
 
 
-def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
+def _after(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
     """What is left of `buffers` once `count` bytes are done."""
     for position, buffer in enumerate(buffers):
         if count < buffer.nbytes:
-            rest = buffers[position:]
+            rest = list(buffers[position:])
             rest[0] = buffer[count:]
             return rest
         count -= buffer.nbytes
     return []
-
-
-def is_aligned(payload: memoryview) -> bool:
-    """Whether the memory of `payload` begins at a multiple of `ALIGNMENT_BYTES`."""
-    interface = np.frombuffer(payload, dtype=np.uint8).__array_interface__
-    address: int = interface["data"][0]
-    return address % ALIGNMENT_BYTES == 0
 
 
 class AlignedBuffers:

@@ -197,15 +197,16 @@ class SlotRecord:
     payload_checksum: int
 
     def encode(self) -> bytes:
-        parent = self.parent or b""
-        if not 0 < len(self.key) <= MAX_KEY_BYTES or len(parent) > MAX_KEY_BYTES:
-            raise InvariantError(f"a key has 1 to {MAX_KEY_BYTES} bytes: {self.key!r}, {parent!r}")
+        """The record's 128 bytes."""
+        key, parent = self.key, self.parent or b""
+        if not 0 < len(key) <= MAX_KEY_BYTES or len(parent) > MAX_KEY_BYTES:
+            raise InvariantError(f"a key has 1 to {MAX_KEY_BYTES} bytes: {key!r}, {parent!r}")
         body = _RECORD.pack(
             RECORD_MAGIC,
             _IN_USE,
-            len(self.key),
+            len(key),
             len(parent),
-            self.key,
+            key,
             parent,
             self.epoch,
             self.sequence,
@@ -219,6 +220,25 @@ def decode_record(raw: bytes, slot: int) -> SlotRecord | None:
     """The record in `raw`, or None for an empty slot. Raises `StorageError` if damaged."""
     if raw == EMPTY_RECORD:
         return None
+    key, parent, epoch, sequence, payload_checksum = _unpack_sound(raw, slot)
+    return SlotRecord(
+        ChunkKey(key), ChunkKey(parent) if parent else None, slot, epoch, sequence, payload_checksum
+    )
+
+
+def find_payload_checksum(raw: bytes, slot: int, key: ChunkKey, epoch: int) -> int | None:
+    """The payload's checksum if the record in `raw` is of `key` and `epoch`, else None.
+
+    As `decode_record`, without making the record. Raises `StorageError` if damaged.
+    """
+    if raw == EMPTY_RECORD:
+        return None
+    own_key, _, own_epoch, _, payload_checksum = _unpack_sound(raw, slot)
+    return payload_checksum if own_key == key and own_epoch == epoch else None
+
+
+def _unpack_sound(raw: bytes, slot: int) -> tuple[bytes, bytes, int, int, int]:
+    """Key, parent's key, epoch, sequence and payload checksum of a record that is whole."""
     if len(raw) != RECORD_BYTES:
         raise StorageError(f"the record of slot {slot} is cut short")
     magic, flags, key_length, parent_length, key, parent, epoch, sequence, payload, own_slot = (
@@ -234,14 +254,7 @@ def decode_record(raw: bytes, slot: int) -> SlotRecord | None:
         or parent_length > MAX_KEY_BYTES
     ):
         raise StorageError(f"the record of slot {slot} is damaged")
-    return SlotRecord(
-        key=ChunkKey(key[:key_length]),
-        parent=ChunkKey(parent[:parent_length]) if parent_length else None,
-        slot=slot,
-        epoch=epoch,
-        sequence=sequence,
-        payload_checksum=payload,
-    )
+    return key[:key_length], parent[:parent_length], epoch, sequence, payload
 
 
 def decode_records(raw: bytes, first_slot: int, epoch: int) -> list[SlotRecord]:

@@ -4,13 +4,11 @@ Writing a slot takes three steps: its record is cleared, the payload is written,
 written. None of them waits for the device. A crash between them leaves the slot empty; a power
 loss may keep any of the three, and then the payload does not match the checksum in the record.
 Reading therefore always compares, and what does not match is never handed out.
-
-Payloads whose memory is page-aligned and whose size is a multiple of 4096 go between caller and
-device without a copy; others pass through an aligned buffer.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -22,20 +20,18 @@ import xxhash
 from emberkv.domain.types import ChunkKey, Entry, Outcome, Slot
 from emberkv.errors import InvariantError, StorageError
 from emberkv.tiers.base import Record
-from emberkv.tiers.block_io import NO_SPACE, AlignedBuffers, is_aligned, read_at, write_at
+from emberkv.tiers.block_io import NO_SPACE, read_at, write_at
 from emberkv.tiers.format import (
     EMPTY_RECORD,
     HEADER_BYTES,
     RECORD_BYTES,
     SlabHeader,
     SlotRecord,
-    decode_record,
     decode_records,
+    find_payload_checksum,
 )
+from emberkv.tiers.payload_file import PayloadFile
 from emberkv.tiers.slab_files import SlabFiles, storage_errors, write_header
-
-RUN_BYTES: Final = 1 << 20
-"""At most so many bytes, but at least one slot, go to the device in one call."""
 
 SCAN_RECORDS: Final = 1 << 16
 SPACE_CHECK_S: Final = 1.0
@@ -62,10 +58,11 @@ class Slab:
         """
         self._files = files
         self._geometry = files.header.geometry
+        self._slot_count = self._geometry.slot_count
+        self._payload_bytes = self._geometry.payload_bytes
+        self._payloads = PayloadFile(files.data_fd, self._geometry, files.direct_io)
         self._epoch = files.header.epoch
         self._space = _FreeSpace(files, reserve_bytes, monotonic_s)
-        self._run_slots = max(1, RUN_BYTES // self._geometry.stride_bytes)
-        self._bounce = AlignedBuffers(self._run_slots * self._geometry.stride_bytes)
         self._lock = threading.Lock()
         self._reset_lock = threading.Lock()
         self._calls_inside = 0
@@ -77,11 +74,11 @@ class Slab:
 
     @property
     def slot_count(self) -> int:
-        return self._geometry.slot_count
+        return self._slot_count
 
     @property
     def payload_bytes(self) -> int:
-        return self._geometry.payload_bytes
+        return self._payload_bytes
 
     @property
     def direct_io(self) -> bool:
@@ -114,7 +111,7 @@ class Slab:
                 return outcomes
             if self._space.is_low():
                 return [Outcome.FULL] * len(records)
-            for run in self._runs(records):
+            for first_slot, run in self._runs(records):
                 rows = [
                     SlotRecord(
                         records[at].key,
@@ -126,10 +123,8 @@ class Slab:
                     ).encode()
                     for at in run
                 ]
-                run_outcomes = self._write_run(
-                    records[run[0]].slot, rows, [payloads[at] for at in run]
-                )
-                for at, outcome in zip(run, run_outcomes, strict=True):
+                written = self._write_run(first_slot, rows, [payloads[at] for at in run])
+                for at, outcome in zip(run, written, strict=True):
                     outcomes[at] = outcome
             return outcomes
         finally:
@@ -149,16 +144,12 @@ class Slab:
             return outcomes
         try:
             epoch = self._epoch
-            for run in self._runs(records):
-                expected = self._expect(run, records, epoch, outcomes)
-                for part in _consecutive([at for at in run if at in expected], records):
-                    run_outcomes = self._read_run(
-                        records[part[0]].slot,
-                        [payloads[at] for at in part],
-                        [expected[at] for at in part],
-                    )
-                    for at, outcome in zip(part, run_outcomes, strict=True):
-                        outcomes[at] = outcome
+            for first_slot, run in self._runs(records):
+                wanted = [records[at].key for at in run]
+                rooms = [payloads[at] for at in run]
+                found = self._read_run(first_slot, wanted, rooms, epoch)
+                for at, outcome in zip(run, found, strict=True):
+                    outcomes[at] = outcome
             # What was reset while it was being read must not come back as a hit.
             return outcomes if epoch == self._epoch else [Outcome.ABSENT] * len(records)
         finally:
@@ -231,31 +222,35 @@ class Slab:
     def _require_fitting(self, records: Sequence[Record], payloads: Sequence[memoryview]) -> None:
         if len(records) != len(payloads):
             raise InvariantError(f"{len(records)} records with {len(payloads)} payloads")
+        slot_count, payload_bytes = self._slot_count, self._payload_bytes
         for record, payload in zip(records, payloads, strict=True):
-            if not 0 <= record.slot < self.slot_count:
-                raise InvariantError(f"slot {record.slot} of {self.slot_count}")
-            if payload.nbytes != self.payload_bytes:
-                raise InvariantError(f"{payload.nbytes} bytes for {self.payload_bytes}")
+            if not 0 <= record.slot < slot_count:
+                raise InvariantError(f"slot {record.slot} of {slot_count}")
+            if payload.nbytes != payload_bytes:
+                raise InvariantError(f"{payload.nbytes} bytes for {payload_bytes}")
 
-    def _runs(self, records: Sequence[Record]) -> Iterator[list[int]]:
-        """Positions in `records`, ordered by slot, cut into runs of consecutive slots."""
-        in_order = sorted(range(len(records)), key=lambda at: records[at].slot)
-        for run in _consecutive(in_order, records):
-            for start in range(0, len(run), self._run_slots):
-                yield run[start : start + self._run_slots]
-
-    def _record_offset(self, slot: int) -> int:
-        return HEADER_BYTES + slot * RECORD_BYTES
+    def _runs(self, records: Sequence[Record]) -> Iterator[tuple[int, list[int]]]:
+        """Runs of consecutive slots: the first slot, and the positions in `records` in order."""
+        slots = [record.slot for record in records]
+        limit = self._payloads.run_slots
+        run: list[int] = []
+        for at in sorted(range(len(slots)), key=slots.__getitem__):
+            if run and (slots[at] != slots[run[-1]] + 1 or len(run) == limit):
+                yield slots[run[0]], run
+                run = []
+            run.append(at)
+        if run:
+            yield slots[run[0]], run
 
     def _write_run(
         self, first_slot: int, rows: Sequence[bytes], payloads: Sequence[memoryview]
     ) -> list[Outcome]:
         """Write consecutive slots; if the device refuses them together, one by one."""
         index_fd = self._files.index_fd
-        offset = self._record_offset(first_slot)
+        offset = HEADER_BYTES + first_slot * RECORD_BYTES
         try:
             write_at(index_fd, [memoryview(EMPTY_RECORD * len(rows))], offset)
-            self._write_payloads(first_slot, payloads)
+            self._payloads.write(first_slot, payloads)
             write_at(index_fd, [memoryview(b"".join(rows))], offset)
         except OSError as error:
             if len(rows) > 1:
@@ -266,99 +261,58 @@ class Slab:
             return [Outcome.FULL if error.errno in NO_SPACE else Outcome.FAILED]
         return [Outcome.OK] * len(rows)
 
-    def _write_payloads(self, first_slot: int, payloads: Sequence[memoryview]) -> None:
-        stride = self._geometry.stride_bytes
-        offset = first_slot * stride
-        if self._can_go_straight(payloads):
-            write_at(self._files.data_fd, payloads, offset)
-        else:
-            buffer = self._bounce.take()
-            with memoryview(buffer) as view:
-                for at, payload in enumerate(payloads):
-                    view[at * stride : at * stride + payload.nbytes] = payload.cast("B")
-                with view[: len(payloads) * stride] as used:
-                    write_at(self._files.data_fd, [used], offset)
-            self._bounce.give_back(buffer)
-        self._drop_cached(offset, len(payloads) * stride)
-
-    def _expect(
-        self,
-        run: Sequence[int],
-        records: Sequence[Record],
-        epoch: int,
-        outcomes: list[Outcome],
-    ) -> dict[int, int]:
-        """Payload checksum by position for the slots of `run` that hold the key asked for.
-
-        The outcome of every other position is set.
-        """
-        expected: dict[int, int] = {}
-        first_slot = records[run[0]].slot
-        raw = bytearray(len(run) * RECORD_BYTES)
-        try:
-            with memoryview(raw) as view:
-                got = read_at(self._files.index_fd, [view], self._record_offset(first_slot))
-        except OSError:
-            for at in run:
-                outcomes[at] = Outcome.FAILED
-            return expected
-        rows = bytes(raw[:got])
-        for nth, at in enumerate(run):
-            wanted = records[at]
-            try:
-                row = rows[nth * RECORD_BYTES : (nth + 1) * RECORD_BYTES]
-                found = decode_record(row, wanted.slot)
-            except StorageError:
-                outcomes[at] = Outcome.CORRUPT
-                continue
-            if found is None or found.key != wanted.key or found.epoch != epoch:
-                outcomes[at] = Outcome.ABSENT
-            else:
-                expected[at] = found.payload_checksum
-        return expected
-
     def _read_run(
+        self,
+        first_slot: int,
+        keys: Sequence[ChunkKey],
+        payloads: Sequence[memoryview],
+        epoch: int,
+    ) -> list[Outcome]:
+        """Read and verify the consecutive slots that hold the keys asked for."""
+        offset = HEADER_BYTES + first_slot * RECORD_BYTES
+        try:
+            rows = os.pread(self._files.index_fd, len(keys) * RECORD_BYTES, offset)
+        except OSError:
+            return [Outcome.FAILED] * len(keys)
+        outcomes: list[Outcome] = []
+        checksums: list[int] = []
+        for at, key in enumerate(keys):
+            row = rows[at * RECORD_BYTES : (at + 1) * RECORD_BYTES]
+            try:
+                checksum = find_payload_checksum(row, first_slot + at, key, epoch)
+            except StorageError:
+                outcome, checksum = Outcome.CORRUPT, None
+            else:
+                outcome = Outcome.ABSENT if checksum is None else Outcome.OK
+            outcomes.append(outcome)
+            checksums.append(checksum or 0)
+        start = 0
+        for is_there, group in itertools.groupby(outcomes, Outcome.OK.__eq__):
+            end = start + len(list(group))
+            if is_there:
+                outcomes[start:end] = self._read_verified(
+                    first_slot + start, payloads[start:end], checksums[start:end]
+                )
+            start = end
+        return outcomes
+
+    def _read_verified(
         self, first_slot: int, payloads: Sequence[memoryview], checksums: Sequence[int]
     ) -> list[Outcome]:
         """Read and verify consecutive slots; if the device refuses them together, one by one."""
         try:
-            self._read_payloads(first_slot, payloads)
+            self._payloads.read(first_slot, payloads)
         except OSError:
-            if len(payloads) > 1:
-                return [
-                    self._read_run(first_slot + at, [payload], [checksum])[0]
-                    for at, (payload, checksum) in enumerate(zip(payloads, checksums, strict=True))
-                ]
-            return [Outcome.FAILED]
+            if len(payloads) == 1:
+                return [Outcome.FAILED]
+            return [
+                self._read_verified(first_slot + at, [payload], [checksum])[0]
+                for at, (payload, checksum) in enumerate(zip(payloads, checksums, strict=True))
+            ]
         return [
             Outcome.OK if xxhash.xxh3_64_intdigest(payload) == checksum else Outcome.CORRUPT
             for payload, checksum in zip(payloads, checksums, strict=True)
         ]
-
-    def _read_payloads(self, first_slot: int, payloads: Sequence[memoryview]) -> None:
-        stride = self._geometry.stride_bytes
-        offset = first_slot * stride
-        if self._can_go_straight(payloads):
-            read_at(self._files.data_fd, payloads, offset)
-        else:
-            buffer = self._bounce.take()
-            with memoryview(buffer) as view:
-                with view[: len(payloads) * stride] as used:
-                    read_at(self._files.data_fd, [used], offset)
-                for at, payload in enumerate(payloads):
-                    payload.cast("B")[:] = view[at * stride : at * stride + payload.nbytes]
-            self._bounce.give_back(buffer)
-        self._drop_cached(offset, len(payloads) * stride)
-
-    def _can_go_straight(self, payloads: Sequence[memoryview]) -> bool:
-        if self._geometry.stride_bytes != self.payload_bytes:
-            return False
-        return not self.direct_io or all(map(is_aligned, payloads))
-
-    def _drop_cached(self, offset: int, length: int) -> None:
-        """Without direct I/O, keep the page cache from holding a second copy of the tier."""
-        if not self.direct_io:
-            os.posix_fadvise(self._files.data_fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 class _FreeSpace:
@@ -385,17 +339,6 @@ class _FreeSpace:
             except OSError:
                 self._low = True
         return self._low
-
-
-def _consecutive(positions: Sequence[int], records: Sequence[Record]) -> list[list[int]]:
-    """Positions, given in the order of their slots, cut where a slot does not follow the last."""
-    runs: list[list[int]] = []
-    for at in positions:
-        if runs and records[at].slot == records[runs[-1][-1]].slot + 1:
-            runs[-1].append(at)
-        else:
-            runs.append([at])
-    return runs
 
 
 def scan_records(index_fd: int, slot_count: int, epoch: int) -> list[SlotRecord]:
