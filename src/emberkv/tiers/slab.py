@@ -287,7 +287,7 @@ class Slab:
             outcomes.append(outcome)
             checksums.append(checksum or 0)
         start = 0
-        for is_there, group in itertools.groupby(outcomes, Outcome.OK.__eq__):
+        for is_there, group in itertools.groupby(outcomes, lambda it: it is Outcome.OK):
             end = start + len(list(group))
             if is_there:
                 outcomes[start:end] = self._read_verified(
