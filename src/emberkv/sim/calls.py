@@ -60,76 +60,78 @@ class RecordedStack(TierStack):
         self._write = write
 
     def residence(self, key: ChunkKey, now_s: float) -> Level | None:
-        return self._noted(super().residence, key=key, now_s=now_s)
+        return self._noted("residence", super().residence, key=key, now_s=now_s)
 
     def promote(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
-        self._noted(super().promote, request=request, keys=keys, now_s=now_s)
+        self._noted("promote", super().promote, request=request, keys=keys, now_s=now_s)
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
-        return self._noted(super().waiting, request=request, step=step, now_s=now_s)
+        return self._noted("waiting", super().waiting, request=request, step=step, now_s=now_s)
 
     def settle(self, now_s: float) -> None:
-        self._noted(super().settle, now_s=now_s)
+        self._noted("settle", super().settle, now_s=now_s)
 
     def offload(
         self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None, now_s: float
     ) -> list[Resident]:
-        return self._noted(super().offload, request=request, keys=keys, parent=parent, now_s=now_s)
+        return self._noted(
+            "offload", super().offload, request=request, keys=keys, parent=parent, now_s=now_s
+        )
 
     def stored(
         self, request: RequestId, keys: Collection[ChunkKey], now_s: float
     ) -> list[Resident]:
-        return self._noted(super().stored, request=request, keys=keys, now_s=now_s)
+        return self._noted("stored", super().stored, request=request, keys=keys, now_s=now_s)
 
     def load(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> list[Resident]:
-        return self._noted(super().load, request=request, keys=keys, now_s=now_s)
+        return self._noted("load", super().load, request=request, keys=keys, now_s=now_s)
 
     def loaded(self, request: RequestId) -> None:
-        self._noted(super().loaded, request=request)
+        self._noted("loaded", super().loaded, request=request)
 
     def scheduled(self, request: RequestId) -> None:
-        self._noted(super().scheduled, request=request)
+        self._noted("scheduled", super().scheduled, request=request)
 
     def end(self, request: RequestId) -> None:
-        self._noted(super().end, request=request)
+        self._noted("end", super().end, request=request)
 
     def take_effects(self) -> list[Effect]:
-        return self._noted(super().take_effects)
+        return self._noted("take_effects", super().take_effects)
 
     def done(
         self, transfer: TransferId, results: Sequence[tuple[int, Outcome]], now_s: float
     ) -> list[Resident]:
-        return self._noted(super().done, transfer=transfer, results=results, now_s=now_s)
+        return self._noted("done", super().done, transfer=transfer, results=results, now_s=now_s)
 
     def adopt(self, level: Level, entries: Sequence[Entry]) -> None:
-        self._noted(super().adopt, level=level, entries=entries)
+        self._noted("adopt", super().adopt, level=level, entries=entries)
 
     def hold(self, level: Level, slots: Sequence[Slot]) -> None:
-        self._noted(super().hold, level=level, slots=slots)
+        self._noted("hold", super().hold, level=level, slots=slots)
 
     def free_held(self, level: Level, slots: Sequence[Slot]) -> None:
-        self._noted(super().free_held, level=level, slots=slots)
+        self._noted("free_held", super().free_held, level=level, slots=slots)
 
     def lose_tier(self, level: Level, hold: Sequence[Slot], now_s: float) -> None:
-        self._noted(super().lose_tier, level=level, hold=hold, now_s=now_s)
+        self._noted("lose_tier", super().lose_tier, level=level, hold=hold, now_s=now_s)
 
     def reset(self) -> None:
-        self._noted(super().reset)
+        self._noted("reset", super().reset)
 
     def unfence(self) -> None:
-        self._noted(super().unfence)
+        self._noted("unfence", super().unfence)
 
-    def _noted(self, call: Callable[..., R], **args: object) -> R:
+    def _noted(self, name: str, call: Callable[..., R], **args: object) -> R:
         """Make a call; what it calls itself in turn is not noted."""
         if self._write is None or self._inside:
             return call(**args)
-        plain = {name: _ENCODE[name](value) for name, value in args.items()}
+        plain = {each: _ENCODE[each](value) for each, value in args.items()}
         self._inside = True
         try:
             result = call(**args)
         finally:
             self._inside = False
-        self._write(_line([call.__name__, plain, _decision(result)]))
+        self._write(_line([name, plain, _decision(result)]))
         return result
 
 

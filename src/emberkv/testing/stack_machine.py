@@ -23,13 +23,15 @@ from hypothesis.stateful import (
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import Outcome
 from emberkv.policy.eviction import EVICTION_POLICIES
-from emberkv.testing.stack_player import MAX_DEPTH, Act, Shape, StackPlayer, Trouble
+from emberkv.testing.stack_player import Shape, StackPlayer
+from emberkv.testing.toy_requests import MAX_DEPTH, Act, Trouble
 
 branches = st.sampled_from([0, 0, 0, 1])  # so that most requests share a prefix
 paths = st.lists(branches, min_size=1, max_size=MAX_DEPTH)
 picks = st.integers(0, 63)
 counts = st.integers(1, MAX_DEPTH)
 outcomes = st.sampled_from([Outcome.OK] * 12 + list(Outcome))
+few = st.sampled_from([1, 2, 4, 8])
 names = st.sampled_from(sorted(EVICTION_POLICIES))
 
 
@@ -39,7 +41,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     below = draw(st.lists(st.integers(1, 12), max_size=2))
     slot_counts = [draw(st.integers(1, 6)), *below]
     policies = draw(st.tuples(*[names] * len(slot_counts)))
-    return Shape(tuple(slot_counts), policies, draw(st.integers(1, 8)), draw(st.integers(1, 8)))
+    return Shape(tuple(slot_counts), policies, draw(few), draw(few))
 
 
 class StackMachine(RuleBasedStateMachine):
@@ -60,7 +62,7 @@ class StackMachine(RuleBasedStateMachine):
     def build(self, shape: Shape) -> None:
         self.player = StackPlayer(self.stack_class, shape)
 
-    @rule(seed=st.integers(0, 2**32 - 1), acts=st.integers(1, 60))
+    @rule(seed=st.integers(0, 2**32 - 1), acts=st.integers(10, 80))
     def bustle(self, seed: int, acts: int) -> None:
         self.play.bustle(Random(seed), acts)
 
