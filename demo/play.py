@@ -20,13 +20,15 @@ from demo.documents import CountTokens, Document, make_documents
 from demo.screen import Screen
 from demo.script import NEXT_QUESTION, VISITS, Conversation, questions_of
 from demo.server import ServerError
-from demo.sides import DISK_SIZE, RAM_SIZE, TIER_DIRECTORY, EmberSide, PlainSide
+from demo.sides import DISK_SIZE, KEEP_S, RAM_SIZE, TIER_DIRECTORY, EmberSide, PlainSide
 from demo.verdicts import Phase, Turn
 from emberkv.errors import UsageError
 from emberkv.testing.models import models_dir, prepare_smollm2
 
 Asked = tuple[str, int]
 """A document's name and the turn."""
+
+REQUEST_FILE: Final = "request.json"
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -45,10 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
     status = EXIT_INTERRUPTED
-    kept = False
+    kept: EmberSide | None = None
     try:
         phases, kept = _run(scratch, screen, keep=options.keep)
         status = verdict(phases, screen)
+        if kept is not None:
+            _show_how_to_try(kept, scratch, screen)
     except UsageError as error:
         screen.fail(str(error))
         status = EXIT_USAGE
@@ -56,8 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         screen.fail(str(error))
         status = EXIT_FAILED
     except KeyboardInterrupt:
+        if kept is not None:
+            kept.close()
+            kept = None
+        status = EXIT_INTERRUPTED
         screen.fail("interrupted; every process of the demo has been ended")
-    if not kept:
+    if kept is None:
         _clean_up(scratch, screen, keep_logs=status == EXIT_FAILED)
     return status
 
@@ -89,8 +97,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _run(scratch: Path, screen: Screen, *, keep: bool) -> tuple[list[Phase], bool]:
-    """Both sides, one after the other; returns the phases and whether a server was left up."""
+def _run(scratch: Path, screen: Screen, *, keep: bool) -> tuple[list[Phase], EmberSide | None]:
+    """Both sides, one after the other; returns the phases and what was left up, if asked to."""
     with screen.working("preparing SmolLM2-135M and three documents"):
         model = prepare_smollm2()
         documents = make_documents(_counter(model))
@@ -105,17 +113,18 @@ def _run(scratch: Path, screen: Screen, *, keep: bool) -> tuple[list[Phase], boo
     finally:
         plain.close()
     ember = EmberSide(model, scratch, screen, f"demo-{os.getpid()}")
-    kept = False
+    finished = False
     try:
         screen.heading("2/2  with emberkv: the same questions")
         phases = _play_ember(ember, documents, answers, screen)
-        if keep:
-            _show_how_to_try(ember, documents[0], scratch, screen)
-            kept = True
+        finished = True
     finally:
-        if not kept:
+        if not (keep and finished):
             ember.close()
-    return phases, kept
+    if not keep:
+        return phases, None
+    _write_request(scratch, documents[0])
+    return phases, ember
 
 
 def _counter(model: Path) -> CountTokens:
@@ -194,23 +203,27 @@ def verdict(phases: Sequence[Phase], screen: Screen) -> int:
     return EXIT_FAILED if failed else 0
 
 
-def _show_how_to_try(side: EmberSide, document: Document, scratch: Path, screen: Screen) -> None:
-    """Lines to copy, for a server that stays up."""
-    body = scratch / "request.json"
+def _write_request(scratch: Path, document: Document) -> None:
+    """A request's body for `curl`."""
     prompt = Conversation(document).prompt(document.questions[0])
     plain = {**request_body(prompt, 32), "stream": False, "logprobs": None}
     del plain["stream_options"], plain["return_tokens_as_token_ids"]
-    body.write_text(json.dumps(plain), encoding="utf-8")
+    (scratch / REQUEST_FILE).write_text(json.dumps(plain), encoding="utf-8")
+
+
+def _show_how_to_try(side: EmberSide, scratch: Path, screen: Screen) -> None:
+    """Lines to copy, for a server that stays up."""
+    body = scratch / REQUEST_FILE
     url = side.server.url
-    screen.heading("The server stays up. Ask the harbour's report again:")
+    screen.heading("The server stays up. Ask about the harbour's report again:")
     screen.plain(
         f"curl -s {url}/v1/completions -H 'Content-Type: application/json' "
         f"-d @{shlex.quote(str(body))}"
     )
     screen.say("where prompts came from:")
     screen.plain(f"curl -s {url}/metrics | grep ^emberkv")
-    screen.say(f"to end it (its files are in {scratch}):")
-    screen.plain(f"kill {side.server.pid}")
+    screen.say(f"to end it (the keeper follows within {KEEP_S} s) and remove what it wrote:")
+    screen.plain(f"kill {side.server.pid}; rm -r {shlex.quote(str(scratch))}")
 
 
 if __name__ == "__main__":

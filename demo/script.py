@@ -36,7 +36,7 @@ VISITS: Final = (
     Visit("first visit", Source.COMPUTED),
     Visit("back, device cache overrun", Source.RAM),
     Visit("back, server killed", Source.RAM, Before.KILL),
-    Visit("back, server killed, RAM lost", Source.DISK, Before.KILL_RAM_TOO),
+    Visit("back, RAM tier lost too", Source.DISK, Before.KILL_RAM_TOO),
 )
 NEXT_QUESTION: Final = Visit("next question, at once", Source.DEVICE)
 

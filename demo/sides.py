@@ -26,6 +26,7 @@ from demo.verdicts import BLOCK_TOKENS, Phase, Source
 
 RAM_SIZE: Final = "512MiB"
 DISK_SIZE: Final = "1GiB"
+KEEP_S: Final = 300
 TIER_DIRECTORY: Final = "tier"
 CHUNK_BYTES: Final = 30 * 3 * 64 * 2 * BLOCK_TOKENS * 4
 """SmolLM2-135M in float32: 30 layers, 3 heads of 64, key and value, 32 tokens, 4 bytes."""
@@ -130,7 +131,8 @@ class EmberSide(PlainSide):
         return [
             *(program("emberkv"), "serve", str(model), "--ram", RAM_SIZE),
             *("--disk", str(scratch / TIER_DIRECTORY), "--disk-size", DISK_SIZE),
-            *("--instance", self._instance, "--request-log", str(self._request_log)),
+            *("--keep", str(KEEP_S), "--instance", self._instance),
+            *("--request-log", str(self._request_log)),
             *("--", *engine_flags(port)),
         ]
 
