@@ -128,7 +128,7 @@ def main() -> None:
                 arguments.rounds,
             )
             bench.close()
-            for way in worst:
+            for way in tuple(worst):
                 ours, floor = (
                     statistics.median(rates[way]),
                     statistics.median(rates[f"{way} floor"]),
