@@ -15,7 +15,7 @@ class Kind(enum.Enum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a key of every count: the hash must be quick
 class Metric:
     """One metric's definition. Label values are bounded: tiers, outcomes, reasons, sources."""
 
