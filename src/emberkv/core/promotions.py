@@ -213,7 +213,7 @@ class Promotions:
             if below is None:
                 return False
             level, source = below
-            resident = ram.insert((key,), source.parent, lease.visit)[0]
+            resident = ram.insert((key,), (source.parent,), lease.visit)[0]
             run.append((level, source, resident.slot))
             lease.origins[key] = level
         elif not self._usable(resident):

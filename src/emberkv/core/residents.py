@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from emberkv.domain.types import ChunkKey, Entry, Slot, VisitId
 from emberkv.errors import InvariantError
@@ -16,6 +17,10 @@ class State(enum.Enum):
     WRITING = "writing"
     READY = "ready"
     LOST = "lost"
+
+
+READY: Final = State.READY
+"""The state that is asked for once per chunk and look-up."""
 
 
 class Resident:
@@ -69,17 +74,18 @@ class Residents:
 
     def ready(self, key: ChunkKey) -> bool:
         resident = self.entries.get(key)
-        return resident is not None and resident.state is State.READY
+        return resident is not None and resident.state is READY
 
     def insert(
-        self, keys: Sequence[ChunkKey], parent: ChunkKey | None, visit: VisitId
+        self, keys: Sequence[ChunkKey], parents: Sequence[ChunkKey | None], visit: VisitId
     ) -> list[Resident]:
-        """Give a run of consecutive chunks a free slot each; they start as WRITING."""
-        inserted = []
-        for key in keys:
-            inserted.append(self._enter(key, parent, self._free.pop(), visit))
-            parent = key
-        self.policy.insert(keys, visit)
+        """Give chunks, head first, a free slot each; they start as WRITING."""
+        inserted = [
+            self._enter(key, parent, self._free.pop(), visit)
+            for key, parent in zip(keys, parents, strict=True)
+        ]
+        if inserted:
+            self.policy.insert(keys, visit)
         return inserted
 
     def adopt(self, entries: Sequence[Entry], visit: VisitId) -> None:
@@ -94,6 +100,25 @@ class Residents:
         if not resident.pins:
             self.pinned_count += 1
         resident.pins += 1
+
+    def pin_run(self, residents: Iterable[Resident]) -> None:
+        """Pin many chunks; the same as `pin` for each, without its cost."""
+        newly = 0
+        for resident in residents:
+            newly += not resident.pins
+            resident.pins += 1
+        self.pinned_count += newly
+
+    def unpin_run(self, residents: Iterable[Resident]) -> None:
+        """Give one pin back on each of many chunks."""
+        freed = 0
+        for resident in residents:
+            if resident.pins == 1 and resident.state is READY:
+                resident.pins = 0
+                freed += 1
+            else:
+                self.unpin(resident)
+        self.pinned_count -= freed
 
     def unpin(self, resident: Resident) -> bool:
         """Give a pin back; True if that let a LOST chunk go."""
@@ -126,22 +151,23 @@ class Residents:
         leaving: list[Resident] = []
         orphaned: dict[ChunkKey, int] = {}  # children that leave in this very call
         passed_over: dict[ChunkKey, Resident] = {}  # kept so far only by their children
+        entries, children = self.entries, self.children
         for key in self.policy.victims():
-            resident = self.entries[key]
-            if resident.pins or resident.state is not State.READY or resident.visit == visit:
+            resident = entries[key]
+            if resident.pins or resident.state is not READY or resident.visit == visit:
                 continue
-            if self.children.get(key, 0) > orphaned.get(key, 0):
+            if key in children and children[key] > orphaned.get(key, 0):
                 passed_over[key] = resident
                 continue
-            at: Resident | None = resident
-            while at is not None and len(leaving) < missing:
-                leaving.append(at)
-                parent = at.parent
-                if parent is None:
-                    break
+            leaving.append(resident)
+            parent = resident.parent
+            while parent is not None and len(leaving) < missing:
                 orphaned[parent] = orphaned.get(parent, 0) + 1
-                last_child_left = self.children[parent] == orphaned[parent]
-                at = passed_over.get(parent) if last_child_left else None
+                if parent not in passed_over or children[parent] > orphaned[parent]:
+                    break
+                follower = passed_over[parent]  # its last child has just left
+                leaving.append(follower)
+                parent = follower.parent
             if len(leaving) == missing:
                 break
         for resident in leaving:

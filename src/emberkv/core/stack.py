@@ -20,7 +20,7 @@ from emberkv.core.counts import Event
 from emberkv.core.leases import Cut, Lease
 from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
-from emberkv.core.residents import Resident, Residents, State
+from emberkv.core.residents import READY, Resident, Residents, State
 from emberkv.core.transfers import Transfers
 from emberkv.domain.types import (
     RAM,
@@ -63,7 +63,7 @@ class TierStack:
         self._drops: list[Drop] = []
         self._visits: dict[RequestId, _Visit] = {}
         self._next_visit = 0
-        self._loads: dict[RequestId, tuple[ChunkKey, ...]] = {}
+        self._loads: dict[RequestId, list[Resident]] = {}
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
         self._fenced: list[Slot] = []
         self._behind: list[list[ChunkKey]] = [[] for _ in self.tiers]
@@ -77,7 +77,7 @@ class TierStack:
         """
         resident = self.tiers[RAM].entries.get(key)
         if resident is not None:
-            if resident.state is State.READY:
+            if resident.state is READY:
                 return RAM
             origin = self.transfers.origin(key)
             if origin is None or self.transfers.stalled(origin, now_s):
@@ -143,21 +143,22 @@ class TierStack:
         self._touch(visit, keys, parent)
         missing = sum(key not in ram.entries for key in keys)
         if parent is not None and not self._anywhere(parent):
-            self.counts[Event.REFUSED_UNREACHABLE, RAM] += missing
+            self._count(Event.REFUSED_UNREACHABLE, RAM, missing)
             return []
         self._drop(self._evicted(RAM, ram.make_room(missing, visit.id)))
-        admitted: list[Resident] = []
-        for index, key in enumerate(keys):
-            if key in ram.entries:
-                parent = key
-                continue
-            if not ram.free_count:
-                left_out = sum(later not in ram.entries for later in keys[index:])
-                self.counts[Event.REFUSED_NO_ROOM, RAM] += left_out
-                break
-            admitted += ram.insert((key,), parent, visit.id)
-            visit.tails[RAM] = parent = key
+        fresh: list[ChunkKey] = []
+        parents: list[ChunkKey | None] = []
+        for key in keys:
+            if key not in ram.entries:
+                if len(fresh) == ram.free_count:
+                    break
+                fresh.append(key)
+                parents.append(parent)
+            parent = key
+        self._count(Event.REFUSED_NO_ROOM, RAM, missing - len(fresh))
+        admitted = ram.insert(fresh, parents, visit.id)
         if admitted:
+            visit.tails[RAM] = fresh[-1]
             pending = self._stores.setdefault(request, {})
             pending.update((resident.key, None) for resident in admitted)
             self.counts[Event.ADMITTED, RAM] += len(admitted)
@@ -192,22 +193,19 @@ class TierStack:
         if request in self._loads:
             raise InvariantError(f"request {request} loads twice at once")
         ram = self.tiers[RAM]
-        residents = [ram.entries.get(key) for key in keys]
-        found = [r for r in residents if r is not None and r.state is State.READY]
+        residents = map(ram.entries.get, keys)
+        found = [r for r in residents if r is not None and r.state is READY]
         if len(found) != len(keys):
             raise InvariantError(f"request {request} loads chunks that are not ready")
         self._touch(self._visit(request), keys, found[0].parent if found else None)
-        for resident in found:
-            ram.pin(resident)
-        self._loads[request] = tuple(keys)
+        ram.pin_run(found)
+        self._loads[request] = list(found)
         self._write_behind(self._visit(request), keys, now_s)
         return found
 
     def loaded(self, request: RequestId) -> None:
         """The engine has read what `load` pinned; the request's lease ends with it."""
-        ram = self.tiers[RAM]
-        for key in self._loads.pop(request, ()):
-            ram.unpin(ram.entries[key])
+        self.tiers[RAM].unpin_run(self._loads.pop(request, ()))
         self.promotions.close(request)
 
     def scheduled(self, request: RequestId) -> None:
@@ -277,9 +275,9 @@ class TierStack:
         self.promotions.clear()
         touched = self.transfers.abandon()
         ram = self.tiers[RAM]
-        busy = {key for keys in self._loads.values() for key in keys}
-        busy.update(key for keys in self._stores.values() for key in keys)
-        fenced = sorted(ram.entries[key].slot for key in busy)
+        busy = {resident.slot for loading in self._loads.values() for resident in loading}
+        busy.update(ram.entries[key].slot for keys in self._stores.values() for key in keys)
+        fenced = sorted(busy)
         touched.setdefault(RAM, []).extend(fenced)
         for level, tier in enumerate(self.tiers):
             self._drop(self._drop_of(Level(level), list(tier.entries.values())))
@@ -318,7 +316,7 @@ class TierStack:
 
     def loads_under_way(self) -> Mapping[RequestId, Collection[ChunkKey]]:
         """For checks: what the engine is reading, per request."""
-        return self._loads
+        return {request: [r.key for r in loading] for request, loading in self._loads.items()}
 
     def pending_stores(self) -> Mapping[RequestId, Collection[ChunkKey]]:
         """For checks: what the engine is writing, per request."""
@@ -363,13 +361,8 @@ class TierStack:
         """Start copies one tier down for usable chunks that are not there yet."""
         for level in range(1, len(self.tiers)):
             above, below = self.tiers[level - 1], self.tiers[level]
-            run: list[Resident] = []
-            for key in keys:
-                if key in below.entries:
-                    continue
-                resident = above.entries.get(key)
-                if resident is not None and resident.state is State.READY:
-                    run.append(resident)
+            known = below.entries
+            run = [above.entries[k] for k in keys if k not in known and above.ready(k)]
             if run:
                 self._write_run(visit, Level(level), run, now_s)
 
@@ -379,22 +372,21 @@ class TierStack:
         """Start a copy to `level` for those of `offered` that have a place there."""
         below = self.tiers[level]
         run = self._reachable(below, offered)
-        self.counts[Event.REFUSED_UNREACHABLE, level] += len(offered) - len(run)
+        self._count(Event.REFUSED_UNREACHABLE, level, len(offered) - len(run))
         room = max(0, self.limits.write_behind_chunks - self.transfers.under_way(level))
-        self.counts[Event.SHED_QUEUE_FULL, level] += max(0, len(run) - room)
+        self._count(Event.SHED_QUEUE_FULL, level, len(run) - room)
         run = run[:room]
         self._drop(self._evicted(level, below.make_room(len(run), visit.id)))
-        admitted: list[tuple[Resident, Slot]] = []
-        for resident in run:
-            reachable = resident.parent is None or resident.parent in below.entries
-            if not reachable or not below.free_count:
-                event = Event.SHED_NO_ROOM if reachable else Event.REFUSED_UNREACHABLE
-                self.counts[event, level] += 1
-                continue
-            target = below.insert((resident.key,), resident.parent, visit.id)[0]
-            visit.tails[level] = resident.key
-            admitted.append((resident, target.slot))
-        self.transfers.start(Level(level - 1), level, admitted, now_s)
+        followed = self._reachable(below, run)  # making room may have taken a parent
+        self._count(Event.REFUSED_UNREACHABLE, level, len(run) - len(followed))
+        self._count(Event.SHED_NO_ROOM, level, len(followed) - below.free_count)
+        run = followed[: below.free_count]
+        keys = [resident.key for resident in run]
+        targets = below.insert(keys, [resident.parent for resident in run], visit.id)
+        if targets:
+            visit.tails[level] = keys[-1]
+            pairs = [(resident, target.slot) for resident, target in zip(run, targets, strict=True)]
+            self.transfers.start(Level(level - 1), level, pairs, now_s)
 
     @staticmethod
     def _reachable(below: Residents, offered: Sequence[Resident]) -> list[Resident]:
@@ -428,14 +420,16 @@ class TierStack:
         """Note in every tier that a visit used `keys` and, the first time, all that leads there."""
         for level, tier in enumerate(self.tiers):
             entries = tier.entries
-            used = [entries[key] for key in keys if key in entries]
+            used = [resident for resident in map(entries.get, keys) if resident is not None]
             before = parent if parent is not None else (used[0].parent if used else None)
+            partly = len(used) != len(keys)
             if before is not None and visit.tails.get(Level(level)) != before:
+                partly = True
                 used = self._ancestors(tier, before, visit.id) + used
             for resident in used:
                 resident.visit = visit.id
             if used:
-                tier.policy.hit([resident.key for resident in used], visit.id)
+                tier.policy.hit([r.key for r in used] if partly else keys, visit.id)
                 visit.tails[Level(level)] = used[-1].key
             else:
                 tier.policy.renew(visit.id)
@@ -468,7 +462,7 @@ class TierStack:
         return at is not None
 
     def _evicted(self, level: Level, residents: Sequence[Resident]) -> Drop | None:
-        self.counts[Event.EVICTED, level] += len(residents)
+        self._count(Event.EVICTED, level, len(residents))
         return self._drop_of(level, residents)
 
     @staticmethod
@@ -476,6 +470,10 @@ class TierStack:
         if not residents:
             return None
         return Drop(level, tuple(r.key for r in residents), tuple(r.slot for r in residents))
+
+    def _count(self, event: Event, level: Level, chunks: int) -> None:
+        if chunks > 0:
+            self.counts[event, level] += chunks
 
     def _drop(self, drop: Drop | None) -> None:
         if drop is not None:

@@ -32,20 +32,27 @@ class VisitList:
 
     def use(self, keys: Iterable[ChunkKey], visit: VisitId) -> None:
         """Put keys at the tail of a visit, which becomes the newest; keys already in it stay."""
-        visit_of = self._visit_of
-        bucket = self._keys_of.setdefault(visit, {})
+        visit_of, keys_of = self._visit_of, self._keys_of
+        bucket = keys_of.setdefault(visit, {})
+        left: VisitId | None = None  # most keys of a run come from one visit
+        left_bucket = bucket
         for key in keys:
             old = visit_of.get(key)
             if old == visit:
                 continue
             if old is not None:
-                self._take_out(key, old)
+                if old != left:
+                    left, left_bucket = old, keys_of[old]
+                del left_bucket[key]
+                if not left_bucket:
+                    del keys_of[old]
+                    left = None
             bucket[key] = None
             visit_of[key] = visit
         if bucket:
-            self._keys_of.move_to_end(visit)
+            keys_of.move_to_end(visit)
         else:
-            del self._keys_of[visit]
+            del keys_of[visit]
 
     def renew(self, visit: VisitId) -> None:
         """Make a visit the newest."""
