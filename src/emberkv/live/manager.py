@@ -128,11 +128,11 @@ class TierManager:
         try:
             if state.asked_step != self._step:
                 self._begin_pass(state, request)
-            if state.answering is Answering.COLLECT:
-                return self._collect(state, key)
-            if state.answering in (Answering.WAIT, Answering.DEFER):
+            if state.put_off or state.answering is Answering.WAIT:
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
+            if state.answering is Answering.COLLECT:
+                return self._collect(state, key)
             return Lookup.HIT if self.stack.tiers[RAM].ready(key) else Lookup.MISS
         except Exception as error:
             self.give_up(error)
@@ -147,13 +147,11 @@ class TierManager:
             self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
-        if state.running:
-            # Preempted between two steps, as step_end will say; the engine fails if a request
-            # loads in the very step that calls it preempted.
-            state.running = False
-            state.answering = Answering.DEFER
-        elif state.answering is Answering.DEFER:
-            state.answering = Answering.COLLECT
+        # A request that may have run was preempted, perhaps just now, between two steps. step_end
+        # will say so, and the engine fails if a request loads in the step that calls it preempted.
+        state.put_off, state.may_run = state.may_run, False
+        if state.put_off:
+            return
         if state.answering is Answering.COLLECT:
             state.chain.clear()
             state.deferred = False
@@ -162,6 +160,9 @@ class TierManager:
             now_s = self._clock()
             if not self.stack.waiting(request, self._step, now_s):
                 self._settle_wait(state, request, now_s)
+        if state.answering is not Answering.WAIT:
+            # Nobody tells of a request that is resumed: from here on it may run.
+            state.may_run = state.facts.preemptions > 0
 
     def _settle_wait(self, state: RequestState, request: RequestId, now_s: float) -> None:
         state.answering = Answering.SETTLED
@@ -186,6 +187,7 @@ class TierManager:
             return Lookup.HIT
         if not state.deferred:
             state.deferred = True
+            state.may_run = False
             self._deferred.append(state)
         return Lookup.RETRY
 
@@ -349,13 +351,12 @@ class TierManager:
         state = self._requests.get(request)
         if state is not None:
             state.answering = Answering.COLLECT
-            state.running = True
+            state.may_run = True
 
     def _preempted(self, request: RequestId) -> None:
         state = self._requests.get(request)
         if state is not None:
             state.answering = Answering.COLLECT
-            state.running = False
             state.facts.preemptions += 1
 
     def _drain(self, now_s: float) -> None:

@@ -14,7 +14,6 @@ class Answering(enum.Enum):
     COLLECT = "collect"  # say what is where, and remember the chain
     WAIT = "wait"  # its promotion is under way
     SETTLED = "settled"  # what is ready counts, nothing else
-    DEFER = "defer"  # not in this step
 
 
 class RequestState:
@@ -26,11 +25,10 @@ class RequestState:
         "chain",
         "deferred",
         "facts",
-        "finished",
         "index",
         "load_began_s",
-        "running",
-        "tail",
+        "may_run",
+        "put_off",
         "wait_began_s",
     )
 
@@ -41,8 +39,7 @@ class RequestState:
         self.index = 0
         self.chain: list[ChunkKey] = []
         self.deferred = False
-        self.tail: tuple[int, ChunkKey] | None = None
         self.wait_began_s: float | None = None
         self.load_began_s: float | None = None
-        self.finished = False
-        self.running = False
+        self.put_off = False
+        self.may_run = False
