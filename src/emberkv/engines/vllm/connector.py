@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from emberkv.engines.vllm import compat
 from emberkv.engines.vllm.context import vllm_config_in_sight
 from emberkv.engines.vllm.manager import EmberOffloadingManager
+from emberkv.errors import ConfigError
 from emberkv.live.manager import TierManager
 
 if TYPE_CHECKING:
@@ -33,24 +34,28 @@ class EmberConnector(OffloadingConnector):
         self._tiers: TierManager | None = None
         if self.connector_scheduler is not None:
             manager = self.connector_scheduler.manager
-            assert isinstance(manager, EmberOffloadingManager)
+            if not isinstance(manager, EmberOffloadingManager):
+                raise ConfigError(
+                    "EmberConnector serves with emberkv's own spec: set spec_name to "
+                    "'EmberOffloadingSpec' and spec_module_path to 'emberkv.engines.vllm'"
+                )
             self._tiers = manager.tiers
 
-    def on_new_request(self, request: Request) -> None:
-        super().on_new_request(request)
+    def on_new_request(self, request: Request, **more: Any) -> None:
+        super().on_new_request(request, **more)
         facts = None if self._tiers is None else self._tiers.facts(request.request_id)
         if facts is not None:
             facts.prompt_tokens = request.num_prompt_tokens
             facts.external_id = compat.external_id(request.request_id)
 
     def get_num_new_matched_tokens(
-        self, request: Request, num_computed_tokens: int
+        self, request: Request, num_computed_tokens: int, **more: Any
     ) -> tuple[int | None, bool]:
         facts = None if self._tiers is None else self._tiers.facts(request.request_id)
         if facts is not None and not facts.preemptions:
             facts.device_tokens = num_computed_tokens
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens, **more)
 
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+    def register_kv_caches(self, kv_caches: dict[str, Any], **more: Any) -> None:
         with vllm_config_in_sight(self._vllm_config):
-            super().register_kv_caches(kv_caches)
+            super().register_kv_caches(kv_caches, **more)

@@ -155,16 +155,16 @@ class EmberOffloadingManager(OffloadingManager):
             [RequestId(request) for request in context.preempted_req_ids],
         )
 
-    def reset_cache(self) -> None:
+    def reset_cache(self, **_: Any) -> None:
         self.tiers.reset()
 
-    def take_events(self) -> Iterable[OffloadingEvent]:
+    def take_events(self, **_: Any) -> Iterable[OffloadingEvent]:
         return ()
 
-    def get_stats(self) -> OffloadingConnectorStats | None:
+    def get_stats(self, **_: Any) -> OffloadingConnectorStats | None:
         samples = self.tiers.samples()
         return stats_of(samples) if samples else None
 
-    def shutdown(self) -> None:
+    def shutdown(self, **_: Any) -> None:
         self.tiers.shutdown()
         self._close()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     OffloadingManager,
@@ -73,7 +74,7 @@ class EmberOffloadingSpec(OffloadingSpec):
         """Monotonic seconds."""
         return time.monotonic()
 
-    def get_manager(self) -> OffloadingManager:
+    def get_manager(self, **_: Any) -> OffloadingManager:
         return build_manager(
             self.open_driver(),
             self.settings,
@@ -81,7 +82,22 @@ class EmberOffloadingSpec(OffloadingSpec):
             clock=self.clock,
         )
 
-    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+    def get_worker(self, kv_caches: CanonicalKVCaches, **_: Any) -> OffloadingWorker:
+        self._require_equal_parts(kv_caches)
         arena, close = self.open_arena(self.config.parallel.rank)
         rank = 0 if self.replicated_layout else self.config.parallel.rank
+        if current_platform.is_cuda_alike() or current_platform.is_xpu():
+            from emberkv.engines.vllm.region import gpu_worker
+
+            return gpu_worker(kv_caches, arena, self.blocks_per_chunk, rank, close=close)
         return ArenaCopyWorker(kv_caches, arena, self.blocks_per_chunk, rank, close=close)
+
+    def _require_equal_parts(self, kv_caches: CanonicalKVCaches) -> None:
+        """Refuse ranks whose parts of a chunk differ in size: a row has equal parts for all."""
+        pages_bytes = sum(each.page_size_bytes for each in kv_caches.tensors)
+        if pages_bytes != self.config.worker_kv_bytes_per_block:
+            raise ConfigError(
+                f"rank {self.config.parallel.rank} holds {pages_bytes} bytes per block, not the "
+                f"{self.config.worker_kv_bytes_per_block} it was announced with; emberkv serves "
+                "models whose layers are shared out evenly among ranks"
+            )

@@ -104,14 +104,14 @@ class ArenaCopyWorker(OffloadingWorker):
         self._done.append(TransferResult(job_id, True, moved, time.perf_counter() - began))
         return True
 
-    def get_finished(self) -> list[TransferResult]:
+    def get_finished(self, **_: Any) -> list[TransferResult]:
         done, self._done = self._done, []
         return done
 
-    def wait(self, job_ids: set[int]) -> None:
+    def wait(self, job_ids: set[int], **_: Any) -> None:
         """Nothing is ever under way between calls."""
 
-    def shutdown(self) -> None:
+    def shutdown(self, **_: Any) -> None:
         if self._helpers is not None:
             self._helpers.shutdown()
         self._bands.clear()
