@@ -1,6 +1,6 @@
 """Replays a trace on a tier stack, by the calls that the live manager makes.
 
-    arrival ─► residence … ─► load ─► loaded ─► offload ─► stored ─► end
+    arrival ─► residence … ─► load ─► loaded ─► settle ─► offload ─► stored ─► end
                     │           ▲
                  promote ─► waiting …   (a step every `step_s` while anyone waits)
 
@@ -69,8 +69,8 @@ class ReplayResult:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A request whose promotion is under way."""
+class _Asking:
+    """A request that has arrived and not been served."""
 
     request: RequestId
     keys: tuple[ChunkKey, ...]
@@ -97,7 +97,7 @@ class Replay:
         self.now_s = 0.0
         self._driver = SimulatedDriver([tier.speed for tier in plan.tiers], plan.chunk_bytes)
         self._result = ReplayResult([0] * len(plan.tiers))
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Asking] = []
         self._step = 0
 
     def run(self, requests: Iterable[TraceRequest]) -> ReplayResult:
@@ -125,19 +125,23 @@ class Replay:
 
     def _take_step(self, now_s: float) -> None:
         self._drain(now_s)
-        still: list[_Waiting] = []
+        still: list[_Asking] = []
+        served: list[tuple[_Asking, int]] = []
         for each in self._waiting:
             if self.stack.waiting(each.request, self._step, now_s):
                 still.append(each)
             else:
                 self._result.waited_s += now_s - each.since_s
-                self._answer(each.request, each.keys)
+                served.append((each, self._answer(each)))
         self._waiting = still
-        self._end_step()
+        self._end_step(served)
 
-    def _end_step(self) -> None:
+    def _end_step(self, served: Sequence[tuple[_Asking, int]]) -> None:
+        """As in an engine: promotions first, then what this step computes is stored."""
         self.stack.settle(self.now_s)
         self._carry_out()
+        for each, hits in served:
+            self._compute(each, hits)
         self._step += 1
 
     def _carry_out(self) -> None:
@@ -150,7 +154,7 @@ class Replay:
     def _arrive(self, traced: TraceRequest) -> None:
         self._result.requests += 1
         self._result.input_tokens += traced.input_tokens
-        request = RequestId(str(self._result.requests))
+        asking = _Asking(RequestId(str(self._result.requests)), traced.keys, self.now_s)
         known = 0
         deferred = False
         for key in traced.keys:
@@ -160,34 +164,39 @@ class Replay:
             known += 1
             deferred = deferred or level != RAM
         if deferred:
-            self.stack.promote(request, traced.keys[:known], self.now_s)
-            self._waiting.append(_Waiting(request, traced.keys, self.now_s))
+            self.stack.promote(asking.request, traced.keys[:known], self.now_s)
+            self._waiting.append(asking)
+            self._end_step([])
         else:
-            self._serve(request, traced.keys, known)
-        self._end_step()
+            self._load(asking, known)
+            self._end_step([(asking, known)])
 
-    def _answer(self, request: RequestId, keys: Sequence[ChunkKey]) -> None:
-        """Serve a request that has waited, with what is ready in RAM by now."""
+    def _answer(self, asking: _Asking) -> int:
+        """Load for a request that has waited what is ready in RAM by now; returns how much."""
         ram = self.stack.tiers[RAM]
         hits = 0
-        while hits < len(keys) and ram.ready(keys[hits]):
+        while hits < len(asking.keys) and ram.ready(asking.keys[hits]):
             hits += 1
-        if not hits:
-            self.stack.scheduled(request)
-        self._serve(request, keys, hits)
+        self._load(asking, hits)
+        return hits
 
-    def _serve(self, request: RequestId, keys: Sequence[ChunkKey], hits: int) -> None:
-        """Load what hits, compute and store the rest, and end."""
-        if hits:
-            for key in keys[:hits]:
-                level = self.stack.origin(request, key)
-                self._result.hit_tokens[level] += self.plan.tokens_per_chunk
-            self.stack.load(request, keys[:hits], self.now_s)
-            self._carry_out()
-            self.stack.loaded(request)
-        if hits < len(keys):
-            parent = keys[hits - 1] if hits else None
-            admitted = self.stack.offload(request, keys[hits:], parent, self.now_s)
+    def _load(self, asking: _Asking, hits: int) -> None:
+        if not hits:
+            self.stack.scheduled(asking.request)
+            return
+        for key in asking.keys[:hits]:
+            level = self.stack.origin(asking.request, key)
+            self._result.hit_tokens[level] += self.plan.tokens_per_chunk
+        self.stack.load(asking.request, asking.keys[:hits], self.now_s)
+        self._carry_out()
+        self.stack.loaded(asking.request)
+
+    def _compute(self, asking: _Asking, hits: int) -> None:
+        """Compute and store what did not hit, and end."""
+        request, fresh = asking.request, asking.keys[hits:]
+        if fresh:
+            parent = asking.keys[hits - 1] if hits else None
+            admitted = self.stack.offload(request, fresh, parent, self.now_s)
             self._carry_out()
             self.stack.stored(request, [resident.key for resident in admitted], self.now_s)
             self._carry_out()
