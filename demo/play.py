@@ -64,19 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept.close()
             kept = None
         status = EXIT_INTERRUPTED
+    finally:
+        # First of all: nobody may be left to read what is said.
+        if kept is None:
+            _clean_up(scratch, keep_logs=status == EXIT_FAILED)
+    if status == EXIT_INTERRUPTED:
         screen.fail("interrupted; every process of the demo has been ended")
-    if kept is None:
-        _clean_up(scratch, screen, keep_logs=status == EXIT_FAILED)
+    if status == EXIT_FAILED and kept is None:
+        screen.say(f"logs are in {scratch}")
     return status
 
 
-def _clean_up(scratch: Path, screen: Screen, *, keep_logs: bool) -> None:
+def _clean_up(scratch: Path, *, keep_logs: bool) -> None:
     """Remove what the run left on disk; logs stay if there is something to find out."""
-    if not keep_logs:
-        shutil.rmtree(scratch, ignore_errors=True)
-        return
-    shutil.rmtree(scratch / TIER_DIRECTORY, ignore_errors=True)
-    screen.say(f"logs are in {scratch}")
+    shutil.rmtree(scratch / TIER_DIRECTORY if keep_logs else scratch, ignore_errors=True)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
