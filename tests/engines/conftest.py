@@ -12,7 +12,8 @@ import pytest
 from emberkv.engines.vllm.build import STRICT_VARIABLE
 
 if TYPE_CHECKING:
-    from scheduler_rig import Rig, Setup
+    from rig_parts import Setup
+    from scheduler_rig import Rig
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scheduler_rig import Rig, Setup, configure
+from rig_parts import Setup, configure
+from scheduler_rig import Rig
 from vllm.config import get_current_vllm_config_or_none, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole

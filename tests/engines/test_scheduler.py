@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from scheduler_rig import BLOCK_TOKENS, RequestLines, Rig, Setup
+from rig_parts import BLOCK_TOKENS, Setup
+from scheduler_rig import RequestLines, Rig
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.request import RequestStatus
 

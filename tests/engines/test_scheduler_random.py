@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scheduler_rig import BLOCK_TOKENS, Rig, Setup
+from rig_parts import BLOCK_TOKENS, Setup
+from scheduler_rig import Rig
 
 from emberkv.core.counts import Event
 from emberkv.domain.types import RAM, Outcome

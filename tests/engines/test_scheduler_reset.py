@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scheduler_rig import BLOCK_TOKENS, Rig, Setup
+from rig_parts import BLOCK_TOKENS, Setup
+from scheduler_rig import Rig
 from vllm.v1.request import RequestStatus
 
 from emberkv.core.counts import Event

@@ -15,7 +15,8 @@ from typing import Any
 
 import native_tier
 import pytest
-from scheduler_rig import BLOCK_TOKENS, STEP_S, Rig, Setup
+from rig_parts import BLOCK_TOKENS, STEP_S, Setup
+from scheduler_rig import Rig
 
 from emberkv.core.counts import Event
 from emberkv.domain.types import DISK, Outcome
