@@ -325,6 +325,33 @@ def reach(rig: Rig, stage: str) -> None:
 
 
 @ways
+def test_without_a_prefix_cache_on_the_device(make_rig: MakeRig, way: Way) -> None:
+    """Nothing then keeps two requests from loading the same chunks at once."""
+    rig = make_rig(Setup(**way, prefix_caching=False, blocks_per_chunk=2, ram_chunks=16))
+    prompt = prompt_of(200)
+    assert rig.serve("first", prompt, 3) == 0
+    for at in range(3):
+        rig.add(f"again-{at}", prompt, 3)
+    rig.run()
+    for at in range(3):
+        assert rig.external_tokens(f"again-{at}") == 6 * BLOCK_TOKENS
+        assert rig.outputs[f"again-{at}"] == rig.outputs["first"]
+
+
+@ways
+def test_limits_that_a_request_sets_for_itself(make_rig: MakeRig, way: Way) -> None:
+    rig = make_rig(Setup(**way, ram_chunks=16))
+    prompt = prompt_of(200)
+    rig.serve("first", prompt)
+    rig.forget_device()
+    request = rig.add("capped", prompt, transfer={"max_load_tokens": 70})
+    assert request.kv_transfer_params == {"max_load_tokens": 70}
+    rig.run()
+    assert rig.external_tokens("capped") == 2 * BLOCK_TOKENS
+    assert rig.outputs["capped"] == rig.expected("capped")
+
+
+@ways
 def test_two_requests_for_one_chain_share_its_promotion(make_rig: MakeRig, way: Way) -> None:
     rig = make_rig(Setup(**way, ram_chunks=16, storage=disk(64)))
     prompt = prompt_of(200)

@@ -1,4 +1,4 @@
-"""What a rig is made of: its setup, vLLM's configuration, and our spec over the rig's own driver."""
+"""What a rig is made of: its setup, vLLM's configuration, and our spec over its own driver."""
 
 from __future__ import annotations
 

@@ -100,15 +100,18 @@ class Rig:
         salt: str | None = None,
         adapter: str | None = None,
         image: str | None = None,
+        transfer: dict[str, Any] | None = None,
     ) -> Request:
-        """A request arrives. `image` stands at the prompt's first eight tokens."""
+        """A request arrives. `image` stands at the prompt's first eight tokens.
+
+        `transfer` are the request's own `kv_transfer_params`.
+        """
         features = []
         if image is not None:
             place = PlaceholderRange(offset=0, length=8)
             features = [MultiModalFeatureSpec(None, "image", image, place)]
-        params = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, extra_args={"salt": salt} if salt else None
-        )
+        more = {"salt": salt, "kv_transfer_params": transfer}
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=more)
         request = Request(
             request_id=name,
             prompt_token_ids=list(prompt),
