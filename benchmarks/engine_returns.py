@@ -69,10 +69,12 @@ class Rounds:
         if engine.device_bytes_read() - read_bytes < CHUNKS * CHUNK_BYTES:
             raise SystemExit("the bytes did not come from the device")
         samples["disk"] = asked.first_token_s
+        samples["disk: wait"], samples["disk: load"] = engine.last_times()
         engine.reset_device()
         asked = engine.ask(prompt(document, f"third question {turn}"))
         require(engine, asked, Sources(ram=CACHED, computed=REST), "return from RAM")
         samples["ram"] = asked.first_token_s
+        samples["ram: load"] = engine.last_times()[1]
         asked = engine.ask(prompt(document, f"fourth question {turn}"))
         require(engine, asked, Sources(device=CACHED, computed=REST), "device cache")
         samples["device"] = asked.first_token_s

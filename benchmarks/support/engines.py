@@ -113,6 +113,7 @@ class EmberEngine(Engine):
 
     def __init__(self, model: Path, directory: Path, sizes: EngineSizes) -> None:
         self._instance = f"benchmark-{uuid.uuid4().hex[:8]}"
+        self._request_log = directory / "requests.jsonl"
         disk = directory / "slab"
         disk.mkdir(exist_ok=True)
         port = free_port()
@@ -120,7 +121,7 @@ class EmberEngine(Engine):
             *(str(Path(sys.executable).with_name("emberkv")), "serve", str(model)),
             *("--ram", f"{sizes.ram_mib}MiB", "--disk", str(disk)),
             *("--disk-size", f"{sizes.disk_mib}MiB", "--instance", self._instance),
-            *("--", *flags(port, sizes)),
+            *("--request-log", str(self._request_log), "--", *flags(port, sizes)),
         ]
         super().__init__("emberkv", command, port, directory)
 
@@ -131,6 +132,11 @@ class EmberEngine(Engine):
             if time.monotonic() > deadline_s:
                 raise SystemExit("write-behinds don't end")
             self.ask(SMALL_PROMPT)
+
+    def last_times(self) -> tuple[float, float]:
+        """How long the last request waited for its promotion, and for its load, in seconds."""
+        facts = json.loads(self._request_log.read_text().splitlines()[-1])
+        return facts["wait_s"], facts["load_s"]
 
     def device_bytes_read(self) -> int:
         """Bytes that the keeper has read from the disk: not from the page cache."""
