@@ -34,7 +34,7 @@ class Visit:
 
 VISITS: Final = (
     Visit("first visit", Source.COMPUTED),
-    Visit("back, device cache overrun", Source.RAM),
+    Visit("back, device overrun", Source.RAM),
     Visit("back, server killed", Source.RAM, Before.KILL),
     Visit("back, RAM tier lost too", Source.DISK, Before.KILL_RAM_TOO),
 )
