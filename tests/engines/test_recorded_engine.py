@@ -1,4 +1,4 @@
-"""A real engine's calls on the tier stack, replayed without it: the same decisions, to the letter."""
+"""A real engine's calls on the tier stack, replayed without it: the same decisions."""
 
 from __future__ import annotations
 

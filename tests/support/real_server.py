@@ -28,13 +28,25 @@ def document(seed: int, tokens: int = PROMPT_TOKENS) -> list[int]:
     return [numbers.randrange(100, 40_000) for _ in range(tokens)]
 
 
+LOGPROB_SPREAD = 2e-3
+"""More than computing the same twice in other batches moves a log-probability here."""
+
+
 @dataclass
 class Answered:
-    """Tokens of a greedy answer, and where its prompt's tokens came from."""
+    """A greedy answer, how likely each token was, and where the prompt's tokens came from.
+
+    A tiny random model says much the same to every prompt; the log-probabilities tell them apart.
+    """
 
     tokens: list[str]
+    logprobs: list[float]
     sources: Sources
-    request_id: str = ""
+    request_id: str
+
+    def equals(self, other: Answered) -> bool:
+        pairs = zip(self.logprobs, other.logprobs, strict=True)
+        return self.tokens == other.tokens and all(abs(a - b) < LOGPROB_SPREAD for a, b in pairs)
 
 
 @dataclass
@@ -95,15 +107,16 @@ class RealServer:
         response = self.http.post(
             "/v1/completions", json=body, headers={"X-Request-Id": request_id}
         )
-        tokens = response.raise_for_status().json()["choices"][0]["logprobs"]["tokens"]
+        said = response.raise_for_status().json()["choices"][0]["logprobs"]
         after = self.wait_until(lambda page: page.finished_requests > before.finished_requests)
-        return Answered(tokens, engine_sources(before, after, len(prompt)), request_id)
+        sources = engine_sources(before, after, len(prompt))
+        return Answered(said["tokens"], said["token_logprobs"], sources, request_id)
 
-    def computed(self, prompt: list[int]) -> list[str]:
+    def computed(self, prompt: list[int]) -> Answered:
         """The answer without any cache."""
         answered = self.ask(prompt, salt=f"salt {self.asked}")
         assert answered.sources.computed == len(prompt)
-        return answered.tokens
+        return answered
 
     def wait_until(self, condition: Any, timeout_s: float = 60.0) -> Page:
         """Read the metrics until they say so; the engine is asked something small meanwhile."""
