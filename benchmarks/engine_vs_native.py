@@ -23,7 +23,7 @@ from support.engines import (
     EmberEngine,
     Engine,
     EngineSizes,
-    native_engine,
+    NativeEngine,
     require,
     running,
 )
@@ -91,7 +91,7 @@ def main() -> None:
         directory = Path(made)
         engines = (
             EmberEngine(model, directory, SIZES),
-            native_engine(model, directory, SIZES),
+            NativeEngine(model, directory, SIZES),
         )
         with running(*engines):
             for engine in engines:
@@ -99,7 +99,7 @@ def main() -> None:
             measure(engines, samples, arguments.rounds, "disk", ram_too=True)
         engines = (
             EmberEngine(model, directory, SIZES),
-            native_engine(model, directory, SIZES),
+            NativeEngine(model, directory, SIZES),
         )
         with running(*engines):
             measure(engines, samples, arguments.rounds, "disk-after-restart", ram_too=False)

@@ -16,7 +16,14 @@ from pathlib import Path
 import report
 from support.chains import arrive, chain_of, end_step, look_up, store
 from support.slabs import fill_index
-from support.tiers import DiskTierPlan, keeper, manager_over, resident_counts, step_until
+from support.tiers import (
+    DiskTierPlan,
+    freeze_heap,
+    keeper,
+    manager_over,
+    resident_counts,
+    step_until,
+)
 from support.timing import rounded
 
 from emberkv.domain.types import DISK
@@ -69,6 +76,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--starts", type=int, default=7)
     arguments = parser.parse_args()
+    freeze_heap()
     by_length = {
         f"{chunks} chunks us": measure_lookup(chunks, arguments.rounds)
         for chunks in (128, 3125, 12500)

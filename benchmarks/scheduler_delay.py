@@ -22,7 +22,15 @@ from pathlib import Path
 
 import report
 from support.chains import NOTHING_STARTED, arrive, chain_of, look_up, store
-from support.tiers import DiskTierPlan, is_usable, keeper, manager_over, resident_counts, step_until
+from support.tiers import (
+    DiskTierPlan,
+    freeze_heap,
+    is_usable,
+    keeper,
+    manager_over,
+    resident_counts,
+    step_until,
+)
 from support.timing import percentile, rounded
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext
 
@@ -164,6 +172,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="per segment")
     parser.add_argument("--directory", type=Path, help="on the disk to saturate (default: new)")
     arguments = parser.parse_args()
+    freeze_heap()
     samples: dict[str, list[float]] = {"with p99": [], "without p99": [], "our calls p99": []}
     medians: dict[str, list[float]] = {"with": [], "without": []}
     chains = [chain_of(f"chain {at}", CHAIN_CHUNKS) for at in range(CHAINS)]

@@ -18,6 +18,7 @@ import report
 from support.chains import arrive, chain_of, end_step, look_up, store
 from support.tiers import (
     DiskTierPlan,
+    freeze_heap,
     is_usable,
     keeper,
     manager_over,
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="promotions through the keeper")
     parser.add_argument("--directory", type=Path, help="on a disk with room for 2 GiB")
     arguments = parser.parse_args()
+    freeze_heap()
     waits: dict[str, list[float]] = {}
     for name, chunks in LENGTHS.items():
         first_ms, waits[name] = measure_held_back(chunks, arguments.steps)

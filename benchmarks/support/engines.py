@@ -23,6 +23,7 @@ SMALL_PROMPT = range(1000, 1016)
 
 DEADLINE_S = 120.0
 MODEL_NAME = "benchmark"
+SHARED_MEMORY = Path("/dev/shm")
 BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
@@ -154,26 +155,35 @@ def plain_engine(model: Path, directory: Path, sizes: EngineSizes) -> Engine:
     return Engine("plain", [*api_server(model), *flags(port, sizes)], port, directory)
 
 
-def native_engine(model: Path, directory: Path, sizes: EngineSizes) -> Engine:
-    """VLLM with its own tiering manager and file tier; see `support.native_tier`."""
-    port = free_port()
-    files = directory / "files"
-    files.mkdir(exist_ok=True)
-    transfer = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "NativeTierOnCpu",
-            "spec_module_path": "support.native_tier",
-            "cpu_bytes_to_use": sizes.ram_mib << 20,
-            "block_size": BLOCK_TOKENS,
-            "offload_prompt_only": False,
-            "secondary_tiers": [{"type": "fs", "root_dir": str(files)}],
-        },
-    }
-    words = ["--kv-transfer-config", json.dumps(transfer)]
-    command = [*api_server(model), *flags(port, sizes), *words]
-    return Engine("native", command, port, directory)
+class NativeEngine(Engine):
+    """A server with vLLM's own tiering manager and file tier; see `support.native_tier`."""
+
+    def __init__(self, model: Path, directory: Path, sizes: EngineSizes) -> None:
+        self._engine_id = f"benchmark-{uuid.uuid4().hex[:8]}"
+        files = directory / "files"
+        files.mkdir(exist_ok=True)
+        transfer = {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "engine_id": self._engine_id,
+            "kv_connector_extra_config": {
+                "spec_name": "NativeTierOnCpu",
+                "spec_module_path": "support.native_tier",
+                "cpu_bytes_to_use": sizes.ram_mib << 20,
+                "block_size": BLOCK_TOKENS,
+                "offload_prompt_only": False,
+                "secondary_tiers": [{"type": "fs", "root_dir": str(files)}],
+            },
+        }
+        port = free_port()
+        words = ["--kv-transfer-config", json.dumps(transfer)]
+        command = [*api_server(model), *flags(port, sizes), *words]
+        super().__init__("native", command, port, directory)
+
+    def close(self) -> None:
+        super().close()
+        for left in SHARED_MEMORY.glob(f"vllm_offload_{self._engine_id}*.mmap"):
+            left.unlink()
 
 
 def api_server(model: Path) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +36,18 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from emberkv.engines.vllm.slots import ArenaSlots
 from emberkv.engines.vllm.worker import ArenaCopyWorker
+from emberkv.live.arena import ArenaGeometry
 
 TOKENS_PER_CHUNK = 32
 
 
-@dataclass(frozen=True)
-class _RowGeometry:
-    row_bytes: int
-
-
 class _RegionRows:
-    """vLLM's region, with the two attributes of an arena that our worker uses."""
+    """Rows of vLLM's region, with the two attributes of an arena that our worker uses."""
 
     def __init__(self, region: SharedOffloadRegion) -> None:
-        self._view = region.create_kv_memoryview()
-        self.geometry = _RowGeometry(self._view.strides[0])
-        self.rows_address = np.asarray(self._view).ctypes.data
+        view = region.create_kv_memoryview()
+        self.geometry = ArenaGeometry(view.shape[0], view.strides[0])
+        self.rows_address = np.asarray(view).ctypes.data
 
 
 class PeerWorker(OffloadingWorker):
