@@ -106,7 +106,7 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=128, help="of 32 tokens, moved per sample")
+    parser.add_argument("--blocks", type=int, default=128, help="of fp32 pages, moved per sample")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, help="of torch, as the worker would have")
     arguments = parser.parse_args()
@@ -116,7 +116,8 @@ def main() -> None:
     worst = {"store": 10.0, "load": 10.0}
     for dtype, page_bytes in PAGE_BYTES.items():
         for per_chunk in BLOCKS_PER_CHUNK:
-            shape = Shape(page_bytes, per_chunk, arguments.blocks, 4 * arguments.blocks)
+            moved = arguments.blocks * PAGE_BYTES["fp32"] // page_bytes  # as many bytes each time
+            shape = Shape(page_bytes, per_chunk, moved, 4 * moved)
             bench = Bench(shape)
             rates = interleave(
                 {
