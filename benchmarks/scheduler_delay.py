@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import report
-from support.chains import NOTHING_STARTED, arrive, chain_of, look_up, store
+from support.chains import NOTHING_STARTED, chain_of, look_up, request_for, store
 from support.tiers import (
     DiskTierPlan,
     freeze_heap,
@@ -90,18 +90,32 @@ class Traffic:
         self._manager = manager
         self._chains = itertools.cycle(chains)
         self._names = itertools.count()
+        self._arriving: list[tuple[ReqContext, list[OffloadKey]]] = []
         self._waiting: list[tuple[ReqContext, list[OffloadKey]]] = []
         self._writer: tuple[ReqContext, list[OffloadKey]] | None = None
         self._written = 0
         self.promoted = 0
         self.stored = 0
 
+    def prepare(self) -> None:
+        """What vLLM itself does before a step: hash prompts, name their chunks."""
+        while len(self._waiting) + len(self._arriving) < WAITERS:
+            self._arriving.append(self._request("reader", next(self._chains)))
+        if self._writer is None or self._written == CHAIN_CHUNKS:
+            name = f"chain of writer {next(self._names)}"
+            self._writer = self._request("writer", chain_of(name, CHAIN_CHUNKS))
+            self._written = 0
+
+    def _request(self, kind: str, keys: list[OffloadKey]) -> tuple[ReqContext, list[OffloadKey]]:
+        return request_for(f"{kind} {next(self._names)}", keys), keys
+
     def step(self) -> None:
         """The calls of one engine step."""
         manager = self._manager
-        while len(self._waiting) < WAITERS:
-            keys = next(self._chains)
-            self._waiting.append((arrive(manager, f"reader {next(self._names)}", keys), keys))
+        for context, _ in self._arriving:
+            manager.on_new_request(context)
+        self._waiting += self._arriving
+        self._arriving.clear()
         started = []
         for each in list(self._waiting):
             context, keys = each
@@ -110,7 +124,8 @@ class Traffic:
                 self._waiting.remove(each)
                 started.append(context)
                 self.promoted += hits
-                manager.prepare_load(keys[:hits], context) if hits else None
+                if hits:
+                    manager.prepare_load(keys[:hits], context)
         manager.on_schedule_end(ScheduleEndContext([c.req_id for c in started], ()))
         self._store_one()
         for context in started:
@@ -119,20 +134,19 @@ class Traffic:
         manager.get_stats()
 
     def _store_one(self) -> None:
+        assert self._writer is not None
         manager = self._manager
-        if self._writer is None or self._written == CHAIN_CHUNKS:
-            if self._writer is not None:
-                manager.on_request_finished(self._writer[0])
-            name = f"writer {next(self._names)}"
-            keys = chain_of(name, CHAIN_CHUNKS)
-            self._writer, self._written = (arrive(manager, name, keys), keys), 0
         context, keys = self._writer
+        if not self._written:
+            manager.on_new_request(context)
         chunk = keys[self._written : self._written + 1]
         output = manager.prepare_store(chunk, context)
         if output is not None and output.keys_to_store:
             manager.complete_store(output.keys_to_store, context)
             self.stored += 1
         self._written += 1
+        if self._written == CHAIN_CHUNKS:
+            manager.on_request_finished(context)
 
     def drain(self) -> None:
         """Step, without new requests, until nothing is under way."""
@@ -145,6 +159,8 @@ def segment(traffic: Traffic | None, steps: int, rounds: int) -> tuple[list[floa
     whole: list[float] = []
     ours: list[float] = []
     for _ in range(steps):
+        if traffic is not None:
+            traffic.prepare()
         began_s = time.perf_counter()
         if traffic is not None:
             traffic.step()

@@ -25,13 +25,17 @@ def chain_of(name: str, chunks: int) -> list[OffloadKey]:
     ]
 
 
-def arrive(
-    manager: OffloadingManager, name: str, keys: Sequence[OffloadKey], tokens_per_chunk: int = 32
-) -> ReqContext:
-    """A request for a chain has arrived; its context, with the positions that vLLM sets."""
+def request_for(name: str, keys: Sequence[OffloadKey], tokens_per_chunk: int = 32) -> ReqContext:
+    """The context of a request for a chain, with the positions that vLLM sets."""
     context = ReqContext(name)
     for at, key in enumerate(keys, 1):
         context.set_offload_key_position(key, at * tokens_per_chunk)
+    return context
+
+
+def arrive(manager: OffloadingManager, name: str, keys: Sequence[OffloadKey]) -> ReqContext:
+    """A request for a chain has arrived; its context."""
+    context = request_for(name, keys)
     manager.on_new_request(context)
     return context
 

@@ -179,18 +179,14 @@ def a_look_up_moves_bytes(patch: Patch) -> None:
 
 @mutant(7)
 def a_promotion_is_planned_chunk_by_chunk(patch: Patch) -> None:
-    take_in = Promotions._take_in
+    choose = Promotions._choose
 
     def one(
-        self: Promotions,
-        lease: Lease,
-        key: ChunkKey,
-        below: tuple[Level, Resident] | None,
-        run: list[tuple[Level, Resident, Slot]],
-    ) -> bool:
-        return not run and take_in(self, lease, key, below, run)
+        self: Promotions, lease: Lease, allowed: int, now_s: float
+    ) -> tuple[list[tuple[Level, Resident]], int]:
+        return choose(self, lease, min(allowed, 1), now_s)
 
-    patch.setattr(Promotions, "_take_in", one)
+    patch.setattr(Promotions, "_choose", one)
 
 
 @mutant(7)

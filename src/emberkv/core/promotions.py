@@ -14,9 +14,11 @@ from itertools import groupby
 
 from emberkv.core.counts import Event
 from emberkv.core.leases import Cut, Lease, Phase
-from emberkv.core.residents import Resident, Residents, State
+from emberkv.core.residents import READY, Resident, Residents, State
 from emberkv.core.transfers import Transfers
-from emberkv.domain.types import RAM, ChunkKey, Drop, Level, RequestId, Slot
+from emberkv.domain.types import RAM, ChunkKey, Drop, Level, RequestId
+
+_Sources = list[tuple[Level, dict[ChunkKey, Resident]]]
 
 
 class Promotions:
@@ -118,11 +120,12 @@ class Promotions:
     def _missing(self, lease: Lease, now_s: float) -> int:
         """How many chunks a plan would copy up: those below, until the chain breaks."""
         entries = self._tiers[RAM].entries
+        sources = self._sources(now_s)
         missing = reach = 0
         for key in lease.keys:
             resident = entries.get(key)
             if resident is None:
-                if self._below(key, now_s) is None:
+                if _find(key, sources) is None:
                     break
                 missing += 1
             elif not self._usable(resident):
@@ -154,32 +157,25 @@ class Promotions:
         return room >= min(missing, ram.slot_count // 2) or not ram.pinned_count
 
     def _plan(self, lease: Lease, now_s: float) -> list[Resident]:
-        """Pin what is there, make room for what is not, start the copies; cut where that ends."""
+        """Pin what is there, make room for what is not, start the copies; cut where that ends.
+
+        `_fits` has just counted what the lease misses.
+        """
         ram = self._tiers[RAM]
         allowed = max(0, self._limits.promotion_chunks - self._transfers.under_way(RAM))
-        for key in lease.keys:  # before making room, so that the chain does not evict itself
-            resident = ram.entries.get(key)
-            if resident is not None:
-                ram.pin(resident)
-        left = ram.make_room(min(allowed, self._missing(lease, now_s)), lease.visit)
-        for key in lease.keys:
-            resident = ram.entries.get(key)
-            if resident is not None:
-                ram.unpin(resident)
+        entries = ram.entries
+        there = [entries[key] for key in lease.keys if key in entries]
+        ram.pin_run(there)  # before making room, so that the chain does not evict itself
+        left = ram.make_room(min(allowed, lease.missing), lease.visit)
+        ram.unpin_run(there)
         left += self._give_up_tail(lease, allowed)
         lease.phase = Phase.PLANNED
-        run: list[tuple[Level, Resident, Slot]] = []
-        for index, key in enumerate(lease.keys):
-            below = None
-            if key not in ram.entries and len(run) < allowed and ram.free_count:
-                below = self._below(key, now_s)
-            if not self._take_in(lease, key, below, run):
-                self._counts[Event.PROMOTION_CUT, RAM] += len(lease.keys) - index
-                lease.cut, lease.cut_reason = index, Cut.NO_ROOM
-                break
-        for level, steps in groupby(run, key=lambda step: step[0]):
-            pairs = [(resident, slot) for _, resident, slot in steps]
-            self._transfers.start(level, RAM, pairs, now_s)
+        run, reach = self._choose(lease, allowed, now_s)
+        if reach < len(lease.keys):
+            self._counts[Event.PROMOTION_CUT, RAM] += len(lease.keys) - reach
+            lease.cut, lease.cut_reason = reach, Cut.NO_ROOM
+        self._start(lease, run, now_s)
+        self._pin(lease, reach)
         self._advance(lease)
         return left
 
@@ -199,33 +195,49 @@ class Promotions:
                 missing -= 1  # the place that is missing is no longer needed
         return left
 
-    def _take_in(
-        self,
-        lease: Lease,
-        key: ChunkKey,
-        below: tuple[Level, Resident] | None,
-        run: list[tuple[Level, Resident, Slot]],
-    ) -> bool:
-        """Pin one more chunk for a lease, planning its copy from below; False to cut here."""
+    def _choose(
+        self, lease: Lease, allowed: int, now_s: float
+    ) -> tuple[list[tuple[Level, Resident]], int]:
+        """What to copy up, from where, and how many of the lease's chunks can then be promised."""
         ram = self._tiers[RAM]
-        resident = ram.entries.get(key)
-        if resident is None:
+        entries, sources = ram.entries, self._sources(now_s)
+        most = min(allowed, ram.free_count)
+        run: list[tuple[Level, Resident]] = []
+        for index, key in enumerate(lease.keys):
+            resident = entries.get(key)
+            if resident is not None:
+                if not self._usable(resident):
+                    return run, index
+                continue
+            below = _find(key, sources) if len(run) < most else None
             if below is None:
-                return False
-            level, source = below
-            resident = ram.insert((key,), (source.parent,), lease.visit)[0]
-            run.append((level, source, resident.slot))
-            lease.origins[key] = level
-        elif not self._usable(resident):
-            return False
-        origin = self._transfers.origin(key)
-        if origin is not None:
-            lease.origins[key] = origin
-        ram.pin(resident)
-        lease.pinned += 1
-        if resident.state is State.WRITING:
-            self._holders.setdefault(key, []).append(lease)
-        return True
+                return run, index
+            run.append(below)
+        return run, len(lease.keys)
+
+    def _start(self, lease: Lease, run: list[tuple[Level, Resident]], now_s: float) -> None:
+        """Give what is copied up its places in RAM, and start one copy per stretch of a tier."""
+        targets = self._tiers[RAM].insert(
+            [source.key for _, source in run], [source.parent for _, source in run], lease.visit
+        )
+        steps = zip(run, targets, strict=True)
+        for level, stretch in groupby(steps, key=lambda step: step[0][0]):
+            pairs = [(source, target.slot) for (_, source), target in stretch]
+            self._transfers.start(level, RAM, pairs, now_s)
+
+    def _pin(self, lease: Lease, reach: int) -> None:
+        """Pin the chunks that are promised, and remember who waits for which."""
+        ram, origin_of = self._tiers[RAM], self._transfers.origin
+        residents = [ram.entries[key] for key in lease.keys[:reach]]
+        for resident in residents:
+            key = resident.key
+            origin = origin_of(key)
+            if origin is not None:
+                lease.origins[key] = origin
+            if resident.state is not READY:
+                self._holders.setdefault(key, []).append(lease)
+        ram.pin_run(residents)
+        lease.pinned = reach
 
     def _usable(self, resident: Resident) -> bool:
         """Whether a chunk in RAM is ready, or will be without the engine's help.
@@ -236,14 +248,13 @@ class Promotions:
             return self._transfers.origin(resident.key) is not None
         return resident.state is State.READY
 
-    def _below(self, key: ChunkKey, now_s: float) -> tuple[Level, Resident] | None:
-        for level in range(1, len(self._tiers)):
-            resident = self._tiers[level].entries.get(key)
-            if resident is None or resident.state is not State.READY:
-                continue
-            if not self._transfers.stalled(Level(level), now_s):
-                return Level(level), resident
-        return None
+    def _sources(self, now_s: float) -> _Sources:
+        """The tiers below RAM that move, uppermost first."""
+        return [
+            (Level(level), tier.entries)
+            for level, tier in enumerate(self._tiers)
+            if level != RAM and not self._transfers.stalled(Level(level), now_s)
+        ]
 
     def _advance(self, lease: Lease) -> None:
         """Move `ready` over what has arrived."""
@@ -287,3 +298,12 @@ class Promotions:
         lease.pinned = min(lease.pinned, at)
         lease.ready = min(lease.ready, at)
         lease.cut = min(lease.cut, at)
+
+
+def _find(key: ChunkKey, sources: _Sources) -> tuple[Level, Resident] | None:
+    """A chunk ready to be copied up, and from where."""
+    for level, entries in sources:
+        resident = entries.get(key)
+        if resident is not None and resident.state is READY:
+            return level, resident
+    return None
