@@ -15,11 +15,13 @@ import argparse
 import random
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import report
 from support.engines import (
     BLOCK_TOKENS,
+    SPIN_S,
     EmberEngine,
     Engine,
     EngineSizes,
@@ -75,6 +77,7 @@ def measure(
         order = list(engines)
         chance.shuffle(order)
         for engine in order:
+            time.sleep(SPIN_S)
             for name, sample in visit(engine, turn, part, ram_too=ram_too).items():
                 if turn:
                     samples.setdefault(name, {}).setdefault(engine.name, []).append(sample)

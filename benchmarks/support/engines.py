@@ -21,6 +21,10 @@ BLOCK_TOKENS = 32
 SMALL_PROMPT = range(1000, 1016)
 """Less than a block: no cache keeps it."""
 
+SPIN_S = 1.5
+"""vLLM's processes look for more work for a second after the last step, each on a core of its own:
+a server asked before another has stopped looking shares its cores with it."""
+
 DEADLINE_S = 120.0
 MODEL_NAME = "benchmark"
 SHARED_MEMORY = Path("/dev/shm")
