@@ -2,10 +2,10 @@
 
 Three servers at once, one of them asked at a time, in blocks of requests whose order is random:
 plain vLLM, emberkv, and vLLM's own tiers, which show what any offloading connector costs. A pause
-before each block lets the side before come to rest, write-behinds included. All
-compute on the same number of cores. A model with random weights that prefills fast enough for
-storing to show, and SmolLM2-135M with fewer requests to confirm it. Throughput is prompt tokens over the time of all requests of a side; intervals are
-bootstrapped.
+before each block lets the side before come to rest, write-behinds included. All compute on the same
+number of cores. A model with random weights that prefills fast enough for storing to show, and
+SmolLM2-135M with fewer requests to confirm it. Throughput is prompt tokens over the time of all
+requests of a side; intervals are bootstrapped.
 """
 
 from __future__ import annotations
