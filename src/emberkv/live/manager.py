@@ -24,7 +24,7 @@ from emberkv.live.driver import Driver
 from emberkv.live.intake import Intake
 from emberkv.live.lookup import Lookup
 from emberkv.live.requests import Answering, RequestState
-from emberkv.observe.metrics import ENGINE_BYTES, ENGINE_SECONDS
+from emberkv.observe.metrics import ENGINE_BYTES, LOAD_SECONDS
 from emberkv.observe.requests import MissReason, RequestFacts
 from emberkv.observe.tally import Sample, Tally
 
@@ -219,7 +219,7 @@ class TierManager:
         if state is not None and state.load_began_s is not None:
             load_s = self._clock() - state.load_began_s
             state.facts.load_s += load_s
-            self.tally.add(ENGINE_SECONDS, LOAD, load_s)
+            self.tally.add(LOAD_SECONDS, (), load_s)
             state.load_began_s = None
         self.stack.loaded(request)
 

@@ -63,8 +63,10 @@ COPY_FAILURES: Final = _counter(
 ENGINE_BYTES: Final = _counter(
     "device_bytes", "Bytes copied between the device and RAM, by direction.", "direction"
 )
-ENGINE_SECONDS: Final = _counter(
-    "device_seconds", "Time from asking the engine for a copy to its end.", "direction"
+LOAD_SECONDS: Final = _counter(
+    "load_seconds",
+    "Time from asking the engine to load from RAM to the load's end. Only vLLM knows how long a"
+    " store takes: `vllm:kv_offload_store_time_total`.",
 )
 TOKENS: Final = _counter("prompt_tokens", "Prompt tokens of ended requests, by source.", "source")
 REQUESTS: Final = _counter(
@@ -91,7 +93,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     COPY_SECONDS,
     COPY_FAILURES,
     ENGINE_BYTES,
-    ENGINE_SECONDS,
+    LOAD_SECONDS,
     TOKENS,
     REQUESTS,
     WAIT_SECONDS,
