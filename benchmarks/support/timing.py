@@ -18,11 +18,15 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], float]], rounds: int, *, warm_up_rounds: int = 1
+    sides: Mapping[str, Callable[[], float]],
+    rounds: int,
+    *,
+    warm_up_rounds: int = 1,
+    rest_s: float = 0.0,
 ) -> Samples:
     """Run every side once per round, each round in another order; what each call returned.
 
-    Rounds to warm up come first and are not kept.
+    Rounds to warm up come first and are not kept. Before each call a device may rest.
     """
     chance = random.Random(rounds)
     samples: Samples = {name: [] for name in sides}
@@ -30,6 +34,7 @@ def interleave(
         order = list(sides)
         chance.shuffle(order)
         for name in order:
+            time.sleep(rest_s)
             sample = sides[name]()
             if turn >= warm_up_rounds:
                 samples[name].append(sample)

@@ -96,6 +96,9 @@ def _equal(answers: list[Answered], others: list[Answered]) -> bool:
 def _check_metrics_and_log(server: RealServer, request_id: str) -> None:
     page = server.http.get("/metrics").raise_for_status().text
     assert [metric.name for metric in METRICS if f"# HELP {metric.name}" not in page] == []
+    for way in ("load", "store"):  # the times that the how-to takes from vLLM's own metrics
+        for what in ("bytes", "time"):
+            assert f"\nvllm:kv_offload_{way}_{what}_total{{" in page
     lines = [json.loads(line) for line in server.request_log.read_text().splitlines()]
     line = next(line for line in lines if request_id in line["external_id"])
     assert line["prompt_tokens"] == PROMPT_TOKENS
