@@ -1,11 +1,9 @@
 """Slab write and read, checksums included, against fio with the same size, depth and direct I/O.
 
-Both sides move the same number of bytes in blocks of one chunk, with as many threads, in one
-preallocated file; fio reads the very file that the slab wrote. A thread of the slab moves a batch
-of chunks per call, as the live driver does; a thread of fio keeps as many blocks in flight. So both
-sides also move to and from the same amount of memory, which matters: what stays in the processor's
-cache is up to a fifth faster. Sides are interleaved, who goes first alternates, and the ratio is
-that of the medians.
+Both sides move as many bytes in the same file, in requests of equal size, one at a time per
+thread, each thread a fixed share, to and from memory of one kind. The slab joins consecutive slots,
+so fio's block is the joined run; "scattered" has hardly any consecutive slots, and fio's block is
+one chunk. Sides are interleaved, who goes first alternates, and the ratio is that of the medians.
 
 Also the time to open a full slab of 100,000 chunks and list its entries.
 """
@@ -32,12 +30,13 @@ import xxhash
 from emberkv.domain.types import ChunkKey, Outcome, Slot
 from emberkv.tiers.base import Record
 from emberkv.tiers.format import DATA_FILE, SlabGeometry, SlotRecord, StoredNamespace
+from emberkv.tiers.payload_file import RUN_BYTES
 from emberkv.tiers.slab import Slab
 from emberkv.tiers.slab_directory import SlabDirectory
 
 KIB = 1 << 10
 MIB = 1 << 20
-SIZES = {"128KiB": 128 * KIB, "1MiB": MIB, "4MiB": 4 * MIB}
+SIZES = {"128KiB": 128 * KIB, "128KiB-scattered": 128 * KIB, "1MiB": MIB, "4MiB": 4 * MIB}
 GOAL_RATIO = 0.85
 REST_S = 1.0  # before each measurement: what the device still does of the last one is not charged
 GOAL_OPEN_S = 5.0
@@ -54,6 +53,7 @@ class Plan:
     total_bytes: int
     threads: int
     batch_bytes: int
+    scattered: bool
 
     @property
     def chunks(self) -> int:
@@ -62,6 +62,12 @@ class Plan:
     @property
     def batch_chunks(self) -> int:
         return max(1, self.batch_bytes // self.chunk_bytes)
+
+    @property
+    def request_bytes(self) -> int:
+        """What the slab sends to the device in one system call: a run of consecutive slots."""
+        together = 1 if self.scattered else max(1, RUN_BYTES // self.chunk_bytes)
+        return self.chunk_bytes * min(together, self.batch_chunks)
 
 
 class SlabSide:
@@ -101,9 +107,13 @@ class SlabSide:
 
     def _run(self, batch: Callable[[list[memoryview], Sequence[int]], None]) -> float:
         plan = self._plan
-        starts = list(range(0, plan.chunks, plan.batch_chunks))
-        random.Random(2).shuffle(starts)
-        work = iter(starts)
+        step = plan.request_bytes // plan.chunk_bytes
+        runs = [range(at, min(at + step, plan.chunks)) for at in range(0, plan.chunks, step)]
+        random.Random(2).shuffle(runs)
+        slots = [slot for run in runs for slot in run]
+        batches = [
+            slots[at : at + plan.batch_chunks] for at in range(0, plan.chunks, plan.batch_chunks)
+        ]
         arena = memoryview(mmap.mmap(-1, plan.threads * plan.batch_chunks * plan.chunk_bytes))
         arena[:] = random.Random(1).randbytes(len(arena))
 
@@ -113,8 +123,8 @@ class SlabSide:
                 arena[at * plan.chunk_bytes : (at + 1) * plan.chunk_bytes]
                 for at in range(first, first + plan.batch_chunks)
             ]
-            for start in work:  # one iterator shared by all: each batch is taken once
-                batch(rows, range(start, min(start + plan.batch_chunks, plan.chunks)))
+            for taken in batches[nth :: plan.threads]:  # a fixed share, as fio's threads have
+                batch(rows, taken)
 
         with ThreadPoolExecutor(plan.threads) as pool:
             began_s = time.perf_counter()
@@ -130,18 +140,15 @@ def key_of(slot: int) -> ChunkKey:
 
 
 def fio(plan: Plan, operation: str) -> float:
-    """Bytes per second that fio reaches with as many threads, blocks in flight and bytes."""
+    """Bytes per second that fio reaches with as many threads and bytes, in equal requests."""
     share_bytes = plan.total_bytes // plan.threads
     slab_data = plan.directory / NAMESPACE.directory_name / DATA_FILE
-    depth = plan.batch_chunks
-    engine = ["--ioengine=libaio", f"--iodepth={depth}"] if depth > 1 else ["--ioengine=psync"]
-    target = slab_data if operation == "read" else plan.directory / "fio.data"
     words = [
-        "fio", "--name=floor", f"--filename={target}", "--direct=1",
-        f"--rw=rand{operation}", f"--bs={plan.chunk_bytes}", *engine, "--thread",
+        "fio", "--name=floor", f"--filename={slab_data}", "--direct=1",
+        f"--rw=rand{operation}", f"--bs={plan.request_bytes}", "--ioengine=psync", "--thread",
         f"--numjobs={plan.threads}", f"--size={share_bytes}", f"--offset_increment={share_bytes}",
-        "--group_reporting", "--output-format=json", "--fallocate=native", "--overwrite=1",
-        "--randseed=3", "--end_fsync=0",
+        "--group_reporting", "--output-format=json", "--allow_file_create=0",
+        "--randseed=3", "--end_fsync=0", "--mem=shm", "--scramble_buffers=0",
     ]  # fmt: skip
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     rate: float = json.loads(done.stdout)["jobs"][0][operation]["bw_bytes"]
@@ -158,6 +165,8 @@ def measure(plan: Plan, repeats: int) -> dict[str, dict[str, list[float]]]:
         for turn in range(repeats + 1):
             for operation, ours in (("write", side.write), ("read", side.read)):
                 both = {"slab": ours, "fio": lambda word=operation: fio(plan, word)}
+                if operation == "read":
+                    side.write()  # not counted: what fio wrote last has no checksums
                 order = list(both) if turn % 2 else list(reversed(both))
                 for name in order:
                     time.sleep(REST_S)
@@ -215,6 +224,7 @@ def main() -> None:
                 arguments.total_mib * MIB,
                 arguments.threads,
                 arguments.batch_kib * KIB,
+                name.endswith("scattered"),
             )
             for operation, rates in measure(plan, arguments.repeats).items():
                 medians = {side: statistics.median(each) for side, each in rates.items()}
@@ -223,7 +233,7 @@ def main() -> None:
                 report.write(
                     f"slab-{operation}-{name}",
                     ratio,
-                    "x of fio",
+                    f"x of fio in requests of {plan.request_bytes >> 10} KiB",
                     f">= {GOAL_RATIO}",
                     met=ratio >= GOAL_RATIO,
                     samples=rates,
