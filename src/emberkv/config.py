@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 from emberkv.errors import ConfigError
 
@@ -43,6 +45,7 @@ NATIVE_KEYS_NOT_HERE: Final = {
     "backpressure": "emberkv bounds its queues itself",
     "cache_policy_module_path": f"choose eviction_policy from {', '.join(EVICTION_POLICY_NAMES)}",
 }
+_INSTANCE: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NATIVE_TIER_TYPES_NOT_HERE: Final = ("obj", "p2p", "kvcr")
 
 
@@ -93,7 +96,7 @@ def parse(extra_config: Mapping[str, object]) -> Config:
         ram_bytes=ram_bytes,
         disk=_disk(extra_config.get("secondary_tiers"), ram_bytes),
         eviction_policy=_choice(extra_config, "eviction_policy", EVICTION_POLICY_NAMES, "lru"),
-        instance=_text(extra_config, "instance"),
+        instance=_instance(extra_config),
         keep_s=_seconds(extra_config, "keep_s", 600.0, minimum=0.0),
         max_wait_s=_seconds(extra_config, "max_wait_s", 30.0, minimum=0.001),
         max_stall_s=_seconds(extra_config, "max_stall_s", 1.0, minimum=0.001),
@@ -131,7 +134,7 @@ def _disk(tiers: object, ram_bytes: int) -> DiskConfig | None:
         if key not in TIER_KEYS:
             raise ConfigError(f"unknown key '{key}' of a tier{nearest(str(key), TIER_KEYS)}")
     root_dir = tier.get("root_dir")
-    if not isinstance(root_dir, str) or not root_dir:
+    if not isinstance(root_dir, str) or not root_dir or "\0" in root_dir:
         raise ConfigError("root_dir of a tier must name a directory")
     size = tier.get("size_bytes")
     return DiskConfig(
@@ -143,8 +146,12 @@ def _disk(tiers: object, ram_bytes: int) -> DiskConfig | None:
     )
 
 
+def _is_finite(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def _size(key: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, bool) or not _is_finite(value) or value != int(value):
         raise ConfigError(f"{key} must be a whole number of bytes, got {value!r}")
     if value <= 0:
         raise ConfigError(f"{key} must be greater than 0, got {value!r}")
@@ -159,7 +166,7 @@ def _count(key: str, value: object) -> int:
 
 def _seconds(config: Mapping[str, object], key: str, default: float, *, minimum: float) -> float:
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= minimum:
+    if isinstance(value, bool) or not _is_finite(value) or not value >= minimum:
         raise ConfigError(f"{key} must be a number of seconds, {minimum:g} or more, got {value!r}")
     return float(value)
 
@@ -168,6 +175,21 @@ def _text(config: Mapping[str, object], key: str) -> str | None:
     value = config.get(key)
     if value is not None and (not isinstance(value, str) or not value):
         raise ConfigError(f"{key} must be a non-empty text, got {value!r}")
+    return value
+
+
+def require_instance(instance: str) -> None:
+    """Raise `ConfigError` unless `instance` can be part of a keeper's address."""
+    if not _INSTANCE.fullmatch(instance):
+        raise ConfigError(
+            f"instance must be 1 to 64 letters, digits, '.', '_' or '-', got {instance!r}"
+        )
+
+
+def _instance(config: Mapping[str, object]) -> str | None:
+    value = _text(config, "instance")
+    if value is not None:
+        require_instance(value)
     return value
 
 

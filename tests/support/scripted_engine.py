@@ -42,7 +42,7 @@ class ScriptedDriver:
         fd = create_memory(geometry)
         self.arena = Arena(fd, geometry)
         os.close(fd)
-        self.slot_counts = (RAM_SLOTS, DISK_SLOTS)
+        self.slot_counts: tuple[int, ...] = (RAM_SLOTS, DISK_SLOTS)
         self.reports: list[Report] = []
         self.copies: list[Copy] = []
         self.sealed: list[Slot] = []

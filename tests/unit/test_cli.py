@@ -23,7 +23,14 @@ from emberkv.domain.namespace import Namespace
 from emberkv.domain.types import ChunkKey, Slot
 from emberkv.engines.vllm.compat import engine_version
 from emberkv.tiers.base import Record
-from emberkv.tiers.format import DATA_FILE, INDEX_FILE, StoredNamespace
+from emberkv.tiers.format import (
+    DATA_FILE,
+    HEADER_BYTES,
+    INDEX_FILE,
+    NAMESPACE_FILE,
+    RECORD_BYTES,
+    StoredNamespace,
+)
 from emberkv.tiers.slab import Slab
 from emberkv.tiers.slab_directory import SlabDirectory
 
@@ -136,6 +143,12 @@ print("loaded", [name for name in ("vllm", "torch", "numpy", "rich") if name in 
     assert done.stdout.splitlines()[-1] == "loaded []"
 
 
+def test_nothing_asked_for_is_answered_with_the_help_text(emberkv_command: Command) -> None:
+    done = emberkv_command()
+    assert done.returncode == 2
+    assert any(line.split()[:1] == ["serve"] for line in done.stderr.splitlines())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -152,6 +165,9 @@ print("loaded", [name for name in ("vllm", "torch", "numpy", "rich") if name in 
             ("serve", "m", "--ram", "1GiB", "--", "--prefix-caching-hash-algo", "xxhash"),
             "use sha256_cbor",
         ),
+        (("serve", "m", "--ram", "1GiB", "--disk", "", "--disk-size", "1GiB"), "path is empty"),
+        (("serve", "m", "--ram", "1GiB", "--instance", "a b"), "instance must be"),
+        (("serve", "m", "--ram", "1GiB", "--keep", "inf"), "is not a number of seconds"),
         (("inspect", "/no/such/directory"), "/no/such/directory does not exist"),
         (("purge", "/tmp"), "say what to remove"),
         (("doctor", "--ram", "1GiB", "--kv-transfer-config", "{}"), "not both"),
@@ -333,11 +349,42 @@ def test_verify_names_damaged_chunks_and_ends_with_1(tier: Path, emberkv_command
     assert "2 chunks sound, 1 corrupt (slots 1)" in done.stdout
 
 
-def test_a_damaged_slab_is_shown_and_can_be_purged(tier: Path, emberkv_command: Command) -> None:
-    path = slab_path(tier, "float32")
+def test_verify_names_damaged_records_and_ends_with_1(tier: Path, emberkv_command: Command) -> None:
+    with (slab_path(tier, "float32") / INDEX_FILE).open("r+b") as index:
+        index.seek(HEADER_BYTES + RECORD_BYTES + 60)
+        index.write(b"\xff")
+    done = emberkv_command("verify", tier)
+    assert done.returncode == 1
+    assert "2 chunks sound, 1 lost with a damaged record (slots 1)" in done.stdout
+
+
+def damage_header(path: Path) -> None:
     with (path / INDEX_FILE).open("r+b") as index:
         index.seek(20)
         index.write(b"\xff\xff")
+
+
+def damage_magic(path: Path) -> None:
+    with (path / INDEX_FILE).open("r+b") as index:
+        index.write(b"\xff")
+
+
+def empty_the_index(path: Path) -> None:
+    os.truncate(path / INDEX_FILE, 0)
+
+
+def nest_the_namespace_deeply(path: Path) -> None:
+    (path / NAMESPACE_FILE).write_text("[" * 200_000)
+
+
+@pytest.mark.parametrize(
+    "damage", [damage_header, damage_magic, empty_the_index, nest_the_namespace_deeply]
+)
+def test_a_damaged_slab_is_shown_and_can_be_purged(
+    damage: Callable[[Path], None], tier: Path, emberkv_command: Command
+) -> None:
+    path = slab_path(tier, "float32")
+    damage(path)
     assert "damaged" in emberkv_command("inspect", tier).stdout
     done = emberkv_command("verify", tier)
     assert done.returncode == 1

@@ -210,6 +210,11 @@ def test_a_sound_configuration_is_read(connector: str) -> None:
         (transfer(spec_module_path="emberkv"), "fail", "spec_module_path is 'emberkv'"),
         (transfer().replace("kv_both", "kv_producer"), "fail", "kv_role is 'kv_producer'"),
         (transfer().replace("vllm.connector", "connector"), "fail", "kv_connector_module_path"),
+        (transfer(cpu_bytes_to_use=float("nan")), "fail", "cpu_bytes_to_use must be a whole"),
+        (transfer(cpu_bytes_to_use=float("inf")), "fail", "cpu_bytes_to_use must be a whole"),
+        (transfer(keep_s=float("inf")), "fail", "keep_s must be a number of seconds"),
+        (transfer(instance="a b"), "fail", "instance must be 1 to 64 letters"),
+        (transfer(secondary_tiers=[{"type": "fs", "root_dir": "a\0b"}]), "fail", "root_dir of a"),
         ("[]", "fail", "no object kv_connector_extra_config"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from emberkv.app.launch import (
     ServeOptions,
     check_sizes,
     plain_command,
+    require_places,
     summary,
     vllm_arguments,
 )
@@ -109,7 +111,7 @@ def test_the_plain_command_is_what_a_shell_takes_apart_again() -> None:
     options = ServeOptions(model="a model's name", ram_bytes=1, vllm_arguments=("--x", '{"a": 1}'))
     arguments = vllm_arguments(options, {})
     program, *words = shlex.split(plain_command(arguments))
-    assert program in ("vllm", "python")  # the CPU build has no `vllm` that starts
+    assert program in ("vllm", sys.executable)  # the CPU build has no `vllm` that starts
     assert words[-len(arguments) + 1 :] == arguments[1:]
 
 
@@ -126,6 +128,30 @@ def test_options_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         ServeOptions(model="m", ram_bytes=1, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": ""}, "name is empty"),
+        ({"model": "/no/such/model"}, "/no/such/model does not exist"),
+        ({"request_log": Path("/no/such/place/log")}, "/no/such/place is no directory"),
+        ({"request_log": Path("/tmp")}, "is a directory; name a file"),
+        ({"disk": Path("/proc/sys"), "disk_bytes": 1}, "can't write in /proc/sys"),
+    ],
+)
+def test_places_that_the_engine_could_not_use_are_refused_before_the_start(
+    given: dict[str, object], message: str
+) -> None:
+    options = ServeOptions(**{"model": "m", "ram_bytes": 1, **given})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=message):
+        require_places(options)
+
+
+def test_a_chunk_is_a_whole_number_of_blocks() -> None:
+    options = ServeOptions(model="m", ram_bytes=GIB, chunk_tokens=33)
+    with pytest.raises(UsageError, match="33 is no multiple of the engine's block of 32"):
+        check_sizes(options, engine("absent/m", "--block-size", "32"), MACHINE, None)
 
 
 def test_values_that_the_configuration_refuses_are_refused_before_the_start() -> None:
@@ -161,10 +187,12 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_tiers_smaller_than_a_chunk_of_a_known_model_are_refused(tmp_path: Path) -> None:
     """The model has 1,024 KV bytes per token as float32: a chunk of 4 blocks of 32 has 128 KiB."""
     model = engine(write_model(tmp_path), "--dtype", "float32", "--block-size", "32")
-    fits = ServeOptions(model="m", ram_bytes=128 << 10, blocks_per_chunk=4)
+    fits = ServeOptions(model="m", ram_bytes=132 << 10, blocks_per_chunk=4)
     check_sizes(fits, model, MACHINE, None)
-    small = ServeOptions(model="m", ram_bytes=127 << 10, blocks_per_chunk=4)
-    with pytest.raises(UsageError, match=r"--ram 127KiB is smaller than one chunk of 128 tokens"):
+    small = ServeOptions(model="m", ram_bytes=128 << 10, blocks_per_chunk=4)
+    with pytest.raises(
+        UsageError, match=r"--ram 128KiB is smaller than one chunk of 128 tokens.*132KiB"
+    ):
         check_sizes(small, model, MACHINE, None)
     small_disk = ServeOptions(
         model="m", ram_bytes=GIB, disk=tmp_path, disk_bytes=1000, chunk_tokens=32

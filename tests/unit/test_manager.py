@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from scripted_engine import (
     DISK_SLOTS,
@@ -11,12 +13,15 @@ from scripted_engine import (
     B,
     C,
     Engine,
+    ScriptedDriver,
     chain,
     entries_of,
     sample,
 )
 
+from emberkv.config import Config, DiskConfig
 from emberkv.domain.types import DISK, RAM, Entry, Outcome, RequestId, Slot
+from emberkv.engines.vllm.build import build_manager
 from emberkv.errors import InvariantError
 from emberkv.live.driver import CopyProgress, Found, Populated, TierDown, TierUp
 from emberkv.live.lookup import Lookup
@@ -259,6 +264,16 @@ def test_chunks_found_on_disk_are_promoted() -> None:
     engine.step()
     (copy,) = engine.driver.copies
     assert copy.source_slots == (0, 1, 2)
+
+
+def test_a_tier_that_was_asked_for_and_never_came_is_shown_as_down() -> None:
+    driver = ScriptedDriver()
+    driver.slot_counts = (RAM_SLOTS,)
+    settings = Config(ram_bytes=1 << 20, disk=DiskConfig(Path("/kv"), 1 << 20))
+    built = build_manager(driver, settings, tokens_per_chunk=16, clock=lambda: 100.0)
+    found = {(metric, at): value for metric, at, value in built.tiers.samples()}
+    assert found[metrics.TIER_UP, ("disk",)] == 0.0
+    assert found[metrics.TIER_UP, ("ram",)] == 1.0
 
 
 def test_a_tier_that_goes_down_holds_nothing_until_it_is_back() -> None:

@@ -88,10 +88,11 @@ def require_disk_fit(size_bytes: int, space: DiskSpace) -> None:
     )
 
 
-def require_chunk_fits(option: str, size_bytes: int, chunk_bytes: int, chunk_tokens: int) -> None:
-    """Raise `UsageError` if a tier is smaller than one chunk."""
-    if size_bytes < chunk_bytes:
+def require_chunk_fits(option: str, size_bytes: int, needed_bytes: int, chunk_tokens: int) -> None:
+    """Raise `UsageError` if a tier is smaller than the least that holds one chunk."""
+    if size_bytes < needed_bytes:
         raise UsageError(
             f"{option} {size_argument(size_bytes)} is smaller than one chunk of {chunk_tokens} "
-            f"tokens ({format_size(chunk_bytes)}); make it larger, or chunks smaller"
+            f"tokens, which takes {size_argument(needed_bytes)} with its header; make it larger, "
+            "or chunks smaller"
         )

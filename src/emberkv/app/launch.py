@@ -11,7 +11,7 @@ from pathlib import Path
 
 from emberkv import config as configuration
 from emberkv.app.fit import RamPlan, default_reserve_bytes, require_chunk_fits, require_disk_fit
-from emberkv.app.machine import DiskSpace, Machine
+from emberkv.app.machine import DiskSpace, Machine, require_log_file, require_writable
 from emberkv.domain.units import format_size
 from emberkv.engines.vllm.command_line import (
     HASH_FLAG,
@@ -24,6 +24,8 @@ from emberkv.engines.vllm.command_line import (
     unstable_hash,
 )
 from emberkv.errors import UsageError
+from emberkv.live.arena import ArenaGeometry
+from emberkv.tiers.format import SlabGeometry
 
 CONNECTOR = "EmberConnector"
 CONNECTOR_MODULE = "emberkv.engines.vllm.connector"
@@ -115,7 +117,7 @@ def plain_command(arguments: list[str]) -> str:
     """The command for a shell that starts the same engine without emberkv's command line."""
     if has_own_command():
         return shlex.join(["vllm", *arguments])
-    return shlex.join(["python", *_module_arguments(arguments)])
+    return shlex.join([sys.executable, *_module_arguments(arguments)])
 
 
 def engine_command(arguments: list[str]) -> list[str]:
@@ -154,14 +156,40 @@ def check_sizes(
     plan.require_fit()
     if space is not None and options.disk_bytes is not None:
         require_disk_fit(options.disk_bytes, space)
-    chunk_tokens = options.chunk_tokens or launch.block_tokens() * (options.blocks_per_chunk or 1)
-    token_bytes = launch.kv_bytes_per_token()
-    if token_bytes is not None:
-        chunk_bytes = token_bytes * chunk_tokens
-        require_chunk_fits("--ram", options.ram_bytes, chunk_bytes, chunk_tokens)
-        if options.disk_bytes is not None:
-            require_chunk_fits("--disk-size", options.disk_bytes, chunk_bytes, chunk_tokens)
+    _require_chunks(options, launch)
     return plan
+
+
+def _require_chunks(options: ServeOptions, launch: Launch) -> None:
+    """Raise `UsageError` for a chunk that is no whole number of blocks, or larger than a tier."""
+    block_tokens = launch.block_tokens()
+    chunk_tokens = options.chunk_tokens or block_tokens * (options.blocks_per_chunk or 1)
+    if chunk_tokens % block_tokens:
+        raise UsageError(
+            f"--chunk-tokens {chunk_tokens} is no multiple of the engine's block of "
+            f"{block_tokens} tokens"
+        )
+    token_bytes = launch.kv_bytes_per_token()
+    if token_bytes is None:
+        return
+    chunk_bytes = token_bytes * chunk_tokens
+    arena_bytes = ArenaGeometry(1, chunk_bytes).total_bytes
+    require_chunk_fits("--ram", options.ram_bytes, arena_bytes, chunk_tokens)
+    if options.disk_bytes is not None:
+        slab_bytes = SlabGeometry(1, chunk_bytes).total_bytes
+        require_chunk_fits("--disk-size", options.disk_bytes, slab_bytes, chunk_tokens)
+
+
+def require_places(options: ServeOptions) -> None:
+    """Raise `UsageError` for a model, directory or file that the engine would find unusable."""
+    if not options.model:
+        raise UsageError("the model's name is empty: name a model, or a directory that holds one")
+    if options.model.startswith(("/", "./", "../")) and not Path(options.model).exists():
+        raise UsageError(f"{options.model} does not exist; name a model, or a directory with one")
+    if options.disk is not None:
+        require_writable(options.disk)
+    if options.request_log is not None:
+        require_log_file(options.request_log)
 
 
 def summary(options: ServeOptions, plan: RamPlan) -> str:

@@ -126,6 +126,24 @@ def disk_space(directory: Path) -> DiskSpace:
     return DiskSpace(directory, status.f_bavail * status.f_frsize, slabs_bytes)
 
 
+def require_writable(directory: Path) -> None:
+    """Raise `UsageError` if this process can't make files in a directory."""
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"can't write in {directory}: make it writable for this user, or name another"
+        )
+
+
+def require_log_file(path: Path) -> None:
+    """Raise `UsageError` if a file can't be made or written at a path."""
+    if path.is_dir():
+        raise UsageError(f"--request-log {path} is a directory; name a file in it")
+    if not path.parent.is_dir():
+        raise UsageError(f"--request-log {path}: {path.parent} is no directory; create it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--request-log {path} can't be written by this user; name another file")
+
+
 def direct_io_works(directory: Path) -> bool:
     """Write and read a block around the page cache, in a directory made and removed for it.
 

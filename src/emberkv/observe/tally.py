@@ -56,7 +56,7 @@ class Tally:
         self.add(metrics.TOKENS, ("computed",), facts.computed_tokens or 0)
 
     def tier_up(self, level: Level, *, up: bool) -> None:
-        """A tier can, or can't, be used."""
+        """A tier can, or can't, be used; one that was asked for and never came is down."""
         self._up[level] = up
 
     def take(self, stack: TierStack, waiting: int) -> list[Sample]:
@@ -78,8 +78,9 @@ class Tally:
                 (metrics.TIER_USED_BYTES, labels, len(tier.entries) * tier.chunk_bytes),
                 (metrics.TIER_CHUNKS, labels, len(tier.entries)),
                 (metrics.TIER_PINNED_CHUNKS, labels, tier.pinned_count),
-                (metrics.TIER_UP, labels, float(self._up.get(level, True))),
                 (metrics.COPIES_QUEUED, labels, stack.transfers.under_way(level)),
             ]
+        up = {Level(at): True for at in range(len(stack.tiers))} | self._up
+        samples += [(metrics.TIER_UP, (TIER_NAMES[at],), float(is_up)) for at, is_up in up.items()]
         samples.append((metrics.REQUESTS_WAITING, (), waiting))
         return samples

@@ -312,6 +312,18 @@ def _plausible(table: npt.NDArray[np.void], first_slot: int, epoch: int) -> npt.
     return plausible
 
 
+def damaged_slots(raw: bytes, first_slot: int) -> list[int]:
+    """Slots of a stretch of the index whose record is neither empty nor sound, of any epoch."""
+    table = np.frombuffer(raw, dtype=np.uint8).reshape(-1, RECORD_BYTES)
+    found: list[int] = []
+    for row in np.flatnonzero(table.any(axis=1)).tolist():
+        try:
+            decode_record(raw[row * RECORD_BYTES : (row + 1) * RECORD_BYTES], first_slot + row)
+        except StorageError:
+            found.append(first_slot + row)
+    return found
+
+
 def encode_namespace(namespace: StoredNamespace) -> bytes:
     """The text of `namespace.json`."""
     document = {
@@ -329,7 +341,7 @@ def decode_namespace(text: bytes, place: str) -> StoredNamespace:
         document = json.loads(text)
         digest = bytes.fromhex(document["digest"])
         fields = document["fields"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged from error
     if not isinstance(fields, dict) or not 8 <= len(digest) <= MAX_DIGEST_BYTES:
         raise damaged

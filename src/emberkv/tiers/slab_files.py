@@ -178,16 +178,34 @@ def is_locked(directory_fd: int) -> bool:
 
 
 def is_slab(directory: Path) -> bool:
-    """Whether this is a slab directory of emberkv: a real directory with an index of ours in it."""
+    """Whether this is a slab directory of emberkv: a real directory with a file of ours in it.
+
+    Its index says so, or where that is damaged, `namespace.json`.
+    """
     try:
         with opened_directory(directory) as directory_fd:
-            fd = open_file(directory_fd, INDEX_FILE, os.O_RDONLY)
-            try:
-                return has_index_magic(os.pread(fd, HEADER_BYTES, 0))
-            finally:
-                os.close(fd)
+            return _has_our_index(directory_fd) or _has_our_namespace(directory, directory_fd)
     except (StorageError, OSError):
         return False
+
+
+def _has_our_index(directory_fd: int) -> bool:
+    try:
+        fd = open_file(directory_fd, INDEX_FILE, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return has_index_magic(os.pread(fd, HEADER_BYTES, 0))
+    finally:
+        os.close(fd)
+
+
+def _has_our_namespace(directory: Path, directory_fd: int) -> bool:
+    try:
+        stored = read_namespace(directory, directory_fd)
+    except StorageError:
+        return False
+    return stored.directory_name == directory.name
 
 
 def create_slab(directory: Path, namespace: StoredNamespace, geometry: SlabGeometry) -> None:

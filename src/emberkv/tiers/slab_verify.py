@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
@@ -19,10 +20,13 @@ from emberkv.tiers.format import (
     INDEX_FILE,
     RECORD_BYTES,
     SlotRecord,
+    damaged_slots,
     decode_record,
 )
 from emberkv.tiers.slab import scan_records
 from emberkv.tiers.slab_files import open_slab_file, opened_directory, read_header, storage_errors
+
+SCAN_SLOTS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,11 @@ class VerifyReport:
     changed: int
     corrupt_slots: tuple[int, ...]
     unreadable_slots: tuple[int, ...]
+    damaged_records: tuple[int, ...]
 
     @property
     def is_sound(self) -> bool:
-        return not self.corrupt_slots and not self.unreadable_slots
+        return not (self.corrupt_slots or self.unreadable_slots or self.damaged_records)
 
 
 def verify_slab(directory: Path, progress: Callable[[int, int], None]) -> VerifyReport:
@@ -84,13 +89,36 @@ def verify_slab(directory: Path, progress: Callable[[int, int], None]) -> Verify
             else:
                 changed += 1
             progress(done, len(records))
-        return VerifyReport(sound, changed, tuple(corrupt), tuple(unreadable))
+        return VerifyReport(
+            sound,
+            changed,
+            tuple(corrupt),
+            tuple(unreadable),
+            _damaged_records(index_fd, header.geometry.slot_count),
+        )
+
+
+def _damaged_records(index_fd: int, slot_count: int) -> tuple[int, ...]:
+    """Slots with a record that is neither empty nor sound, and still is not at a second look.
+
+    An owner may be writing a record that was read in two halves.
+    """
+    suspects: list[int] = []
+    for first in range(0, slot_count, SCAN_SLOTS):
+        count = min(SCAN_SLOTS, slot_count - first)
+        raw = os.pread(index_fd, count * RECORD_BYTES, HEADER_BYTES + first * RECORD_BYTES)
+        whole = len(raw) // RECORD_BYTES * RECORD_BYTES
+        suspects += damaged_slots(raw[:whole], first)
+    return tuple(slot for slot in suspects if damaged_slots(_raw_record(index_fd, slot), slot))
+
+
+def _raw_record(index_fd: int, slot: int) -> bytes:
+    return os.pread(index_fd, RECORD_BYTES, HEADER_BYTES + slot * RECORD_BYTES)
 
 
 def _still_there(index_fd: int, record: SlotRecord) -> bool:
     """Whether the index still says the same of the slot."""
-    raw = os.pread(index_fd, RECORD_BYTES, HEADER_BYTES + record.slot * RECORD_BYTES)
     try:
-        return decode_record(raw, record.slot) == record
+        return decode_record(_raw_record(index_fd, record.slot), record.slot) == record
     except StorageError:
         return False

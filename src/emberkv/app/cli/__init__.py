@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status; prints errors, raises none of ours."""
     try:
         status = cli.main(arguments, prog_name="emberkv", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return 2
     except click.ClickException as error:
         return _complain(error.format_message(), error.exit_code)
     except UsageError as error:

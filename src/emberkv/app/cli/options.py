@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,9 +34,30 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+class NamedPath(click.Path):
+    """A path that is not empty: an unset variable of a shell must not mean the directory here."""
+
+    def convert(  # type: ignore[override]
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        if not os.fspath(value):
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class FiniteSeconds(click.FloatRange):
+    """A number of seconds that is one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return seconds
+
+
 SIZE = Size()
-DIRECTORY = click.Path(path_type=Path, file_okay=True)
-SECONDS = click.FloatRange(min=0)
+DIRECTORY = NamedPath(path_type=Path, file_okay=True)
+SECONDS = FiniteSeconds(min=0)
 
 
 class ManyOptions(click.Command):

@@ -120,6 +120,7 @@ def command(given: Mapping[str, Any]) -> int:
         options.model, Flags(options.vllm_arguments), os.environ, on_cpu=is_cpu_build(os.environ)
     )
     space = None if options.disk is None else disk_space(options.disk)
+    launch.require_places(options)
     plan = launch.check_sizes(options, engine, this_machine(), space)
     if given["print_command"]:
         print(launch.plain_command(arguments))

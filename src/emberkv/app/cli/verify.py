@@ -64,6 +64,7 @@ def _verify(slab: SlabInfo) -> dict[str, object]:
         "changed_chunks": report.changed,
         "corrupt_slots": list(report.corrupt_slots),
         "unreadable_slots": list(report.unreadable_slots),
+        "damaged_records": list(report.damaged_records),
     }
 
 
@@ -72,8 +73,12 @@ def _line(facts: dict[str, object]) -> str:
     parts = [f"{facts['sound_chunks']} chunks sound"] if "sound_chunks" in facts else []
     if facts.get("changed_chunks"):
         parts.append(f"{facts['changed_chunks']} rewritten meanwhile")
-    for name in ("corrupt", "unreadable"):
-        slots = facts.get(f"{name}_slots")
+    for name, fact in (
+        ("corrupt", "corrupt_slots"),
+        ("unreadable", "unreadable_slots"),
+        ("lost with a damaged record", "damaged_records"),
+    ):
+        slots = facts.get(fact)
         if isinstance(slots, list) and slots:
             more = ", …" if len(slots) > _SHOWN_SLOTS else ""
             shown = ", ".join(str(slot) for slot in slots[:_SHOWN_SLOTS])

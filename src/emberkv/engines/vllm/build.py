@@ -9,6 +9,7 @@ from emberkv.config import Config
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Residents
 from emberkv.core.stack import TierStack
+from emberkv.domain.types import DISK
 from emberkv.engines.vllm.manager import EmberOffloadingManager
 from emberkv.live.driver import Driver
 from emberkv.live.manager import TierManager
@@ -44,4 +45,6 @@ def build_manager(
         log.write,
         strict=os.environ.get(STRICT_VARIABLE) == "1",
     )
+    if settings.disk is not None and len(tiers) <= DISK:
+        manager.tally.tier_up(DISK, up=False)
     return EmberOffloadingManager(manager, tokens_per_chunk, log.close)

@@ -52,9 +52,10 @@ class EmberOffloadingSpec(OffloadingSpec):
         self.tokens_per_chunk = self.tokens_per_block[0] * self.blocks_per_chunk
         self.geometry = ArenaGeometry.within(self.settings.ram_bytes, self.chunk_bytes)
         if not self.geometry.slot_count:
+            needed_bytes = ArenaGeometry(1, self.chunk_bytes).total_bytes
             raise ConfigError(
-                f"cpu_bytes_to_use is {self.settings.ram_bytes}, less than one chunk of "
-                f"{self.chunk_bytes} bytes: raise it or make chunks smaller"
+                f"cpu_bytes_to_use is {self.settings.ram_bytes}, less than one chunk with its "
+                f"header, {needed_bytes} bytes: raise it or make chunks smaller"
             )
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -19,20 +18,11 @@ from pathlib import Path
 from typing import Final
 
 import emberkv
-from emberkv.errors import ConfigError, KeeperError
+from emberkv.errors import KeeperError
 from emberkv.live.keeper.channel import require_same_user
 
 BACKLOG: Final = 512
 START_S: Final = 20.0
-INSTANCE: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-def require_instance(instance: str) -> None:
-    """Raise `ConfigError` unless `instance` can be part of an address."""
-    if not INSTANCE.fullmatch(instance):
-        raise ConfigError(
-            f"instance must be 1 to 64 letters, digits, '.', '_' or '-', got {instance!r}"
-        )
 
 
 def own_instance(instance: str, engine_id: str) -> str:

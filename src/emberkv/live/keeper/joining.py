@@ -20,11 +20,11 @@ from typing import Final
 
 import msgspec
 
+from emberkv.config import require_instance
 from emberkv.errors import ConfigError, EmberError, KeeperError
 from emberkv.live.keeper.address import (
     StartedKeeper,
     own_instance,
-    require_instance,
     try_connect,
     try_start,
 )
