@@ -37,7 +37,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 class NamedPath(click.Path):
     """A path that is not empty: an unset variable of a shell must not mean the directory here."""
 
-    def convert(  # type: ignore[override]
+    def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         if not os.fspath(value):
