@@ -37,9 +37,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 class NamedPath(click.Path):
     """A path that is not empty: an unset variable of a shell must not mean the directory here."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.fspath(value):
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
