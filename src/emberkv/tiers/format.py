@@ -314,7 +314,8 @@ def _plausible(table: npt.NDArray[np.void], first_slot: int, epoch: int) -> npt.
 
 def damaged_slots(raw: bytes, first_slot: int) -> list[int]:
     """Slots of a stretch of the index whose record is neither empty nor sound, of any epoch."""
-    table = np.frombuffer(raw, dtype=np.uint8).reshape(-1, RECORD_BYTES)
+    count = len(raw) // RECORD_BYTES
+    table = np.frombuffer(raw, np.uint8, count * RECORD_BYTES).reshape(count, RECORD_BYTES)
     found: list[int] = []
     for row in np.flatnonzero(table.any(axis=1)).tolist():
         try:

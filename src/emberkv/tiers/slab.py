@@ -344,13 +344,19 @@ class _FreeSpace:
 def scan_records(index_fd: int, slot_count: int, epoch: int) -> list[SlotRecord]:
     """Every sound record of `epoch` in an index, in the order of slots. Raises `OSError`."""
     found: list[SlotRecord] = []
+    for first_slot, raw in index_stretches(index_fd, slot_count):
+        found.extend(decode_records(raw, first_slot, epoch))
+    return found
+
+
+def index_stretches(index_fd: int, slot_count: int) -> Iterator[tuple[int, bytes]]:
+    """The records of an index as they stand, with the first slot of each. Raises `OSError`."""
     for first_slot in range(0, slot_count, SCAN_RECORDS):
         count = min(SCAN_RECORDS, slot_count - first_slot)
         raw = bytearray(count * RECORD_BYTES)
         with memoryview(raw) as view:
             got = read_at(index_fd, [view], HEADER_BYTES + first_slot * RECORD_BYTES)
-        found.extend(decode_records(bytes(raw[:got]), first_slot, epoch))
-    return found
+        yield first_slot, bytes(raw[:got])
 
 
 def newest_of_each_key(records: Sequence[SlotRecord]) -> list[SlotRecord]:

@@ -22,14 +22,11 @@ from emberkv.errors import ConfigError, StorageError
 from emberkv.tiers.format import (
     DATA_FILE,
     DIRECTORY_PREFIX,
-    HEADER_BYTES,
     INDEX_FILE,
     LOCK_FILE,
-    RECORD_BYTES,
     SlabGeometry,
     StoredNamespace,
     slots_that_fit,
-    stride_bytes,
 )
 from emberkv.tiers.slab import Slab, newest_of_each_key, scan_records
 from emberkv.tiers.slab_files import (
@@ -109,7 +106,7 @@ class SlabDirectory:
             )
         slot_count = slots_that_fit(slab_bytes, payload_bytes)
         if slot_count == 0:
-            needed = stride_bytes(payload_bytes) + RECORD_BYTES + HEADER_BYTES
+            needed = SlabGeometry(1, payload_bytes).total_bytes
             raise ConfigError(
                 f"the disk tier of {slab_bytes} bytes is smaller than one chunk; give it at least "
                 f"{needed} bytes"

@@ -150,13 +150,18 @@ def lock_slab(directory: Path, directory_fd: int) -> int:
     return fd
 
 
+def _first_bytes(directory_fd: int, name: str, count: int) -> bytes:
+    """The beginning of a file in a slab's directory. Raises `OSError`."""
+    fd = open_file(directory_fd, name, os.O_RDONLY)
+    try:
+        return os.pread(fd, count, 0)
+    finally:
+        os.close(fd)
+
+
 def _owner(directory_fd: int) -> str:
     with contextlib.suppress(OSError):
-        fd = open_file(directory_fd, LOCK_FILE, os.O_RDONLY)
-        try:
-            pid = os.pread(fd, 20, 0).strip().decode(errors="replace")
-        finally:
-            os.close(fd)
+        pid = _first_bytes(directory_fd, LOCK_FILE, 20).strip().decode(errors="replace")
         if pid.isdigit():
             return f" (process {pid})"
     return ""
@@ -191,13 +196,9 @@ def is_slab(directory: Path) -> bool:
 
 def _has_our_index(directory_fd: int) -> bool:
     try:
-        fd = open_file(directory_fd, INDEX_FILE, os.O_RDONLY)
+        return has_index_magic(_first_bytes(directory_fd, INDEX_FILE, HEADER_BYTES))
     except OSError:
         return False
-    try:
-        return has_index_magic(os.pread(fd, HEADER_BYTES, 0))
-    finally:
-        os.close(fd)
 
 
 def _has_our_namespace(directory: Path, directory_fd: int) -> bool:

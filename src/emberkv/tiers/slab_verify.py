@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import xxhash
 
@@ -23,10 +22,8 @@ from emberkv.tiers.format import (
     damaged_slots,
     decode_record,
 )
-from emberkv.tiers.slab import scan_records
+from emberkv.tiers.slab import index_stretches, scan_records
 from emberkv.tiers.slab_files import open_slab_file, opened_directory, read_header, storage_errors
-
-SCAN_SLOTS: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +100,12 @@ def _damaged_records(index_fd: int, slot_count: int) -> tuple[int, ...]:
 
     An owner may be writing a record that was read in two halves.
     """
-    suspects: list[int] = []
-    for first in range(0, slot_count, SCAN_SLOTS):
-        count = min(SCAN_SLOTS, slot_count - first)
-        raw = os.pread(index_fd, count * RECORD_BYTES, HEADER_BYTES + first * RECORD_BYTES)
-        whole = len(raw) // RECORD_BYTES * RECORD_BYTES
-        suspects += damaged_slots(raw[:whole], first)
-    return tuple(slot for slot in suspects if damaged_slots(_raw_record(index_fd, slot), slot))
+    return tuple(
+        slot
+        for first_slot, raw in index_stretches(index_fd, slot_count)
+        for slot in damaged_slots(raw, first_slot)
+        if damaged_slots(_raw_record(index_fd, slot), slot)
+    )
 
 
 def _raw_record(index_fd: int, slot: int) -> bytes:
