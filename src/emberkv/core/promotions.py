@@ -8,11 +8,10 @@ many chains that do not fit together each gets its turn.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from emberkv.core.counts import Event
+from emberkv.core.counts import Event, Journal
 from emberkv.core.leases import Cut, Lease, Phase
 from emberkv.core.residents import READY, Resident, Residents, State
 from emberkv.core.transfers import Transfers
@@ -28,12 +27,12 @@ class Promotions:
         self,
         tiers: Sequence[Residents],
         transfers: Transfers,
-        counts: Counter[tuple[Event, Level]],
+        journal: Journal,
     ) -> None:
         self._tiers = tiers
         self._transfers = transfers
         self._limits = transfers.limits
-        self._counts = counts
+        self._journal = journal
         self._leases: dict[RequestId, Lease] = {}
         self._queue: dict[RequestId, Lease] = {}
         self._holders: dict[ChunkKey, list[Lease]] = {}
@@ -65,7 +64,7 @@ class Promotions:
             left += self._plan(lease, now_s)
         if not left:
             return None
-        self._counts[Event.EVICTED, RAM] += len(left)
+        self._journal.note(Event.EVICTED, RAM, [resident.key for resident in left])
         return Drop(RAM, tuple(r.key for r in left), tuple(r.slot for r in left))
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
@@ -83,7 +82,7 @@ class Promotions:
             lease.cut_reason = Cut.WAIT_SPENT
             promised = lease.cut
             self._answer(lease)
-            self._counts[Event.WAIT_SPENT, RAM] += promised - lease.ready
+            self._journal.note(Event.WAIT_SPENT, RAM, lease.keys[lease.ready : promised])
             return False
         return True
 
@@ -172,7 +171,7 @@ class Promotions:
         lease.phase = Phase.PLANNED
         run, reach = self._choose(lease, allowed, now_s)
         if reach < len(lease.keys):
-            self._counts[Event.PROMOTION_CUT, RAM] += len(lease.keys) - reach
+            self._journal.note(Event.PROMOTION_CUT, RAM, lease.keys[reach:])
             lease.cut, lease.cut_reason = reach, Cut.NO_ROOM
         self._start(lease, run, now_s)
         self._pin(lease, reach)

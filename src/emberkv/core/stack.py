@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from emberkv.core.counts import Event
+from emberkv.core.counts import Event, Journal
 from emberkv.core.leases import Cut, Lease
 from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
@@ -57,9 +57,9 @@ class TierStack:
     def __init__(self, tiers: Sequence[Residents], limits: Limits) -> None:
         self.tiers = tuple(tiers)
         self.limits = limits
-        self.counts: Counter[tuple[Event, Level]] = Counter()
+        self.journal = Journal()
         self.transfers = Transfers(self.tiers, limits)
-        self.promotions = Promotions(self.tiers, self.transfers, self.counts)
+        self.promotions = Promotions(self.tiers, self.transfers, self.journal)
         self._drops: list[Drop] = []
         self._visits: dict[RequestId, _Visit] = {}
         self._next_visit = 0
@@ -67,6 +67,11 @@ class TierStack:
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
         self._fenced: list[Slot] = []
         self._behind: list[list[ChunkKey]] = [[] for _ in self.tiers]
+
+    @property
+    def counts(self) -> Counter[tuple[Event, Level]]:
+        """Chunks by what happened to them, and in which tier."""
+        return self.journal.counts
 
     # ── look up ──────────────────────────────────────────────────────────────────────────────
 
@@ -141,11 +146,11 @@ class TierStack:
         visit = self._visit(request)
         ram = self.tiers[RAM]
         self._touch(visit, keys, parent)
-        missing = sum(key not in ram.entries for key in keys)
+        missing = [key for key in keys if key not in ram.entries]
         if parent is not None and not self._anywhere(parent):
-            self._count(Event.REFUSED_UNREACHABLE, RAM, missing)
+            self.journal.note(Event.REFUSED_UNREACHABLE, RAM, missing)
             return []
-        self._drop(self._evicted(RAM, ram.make_room(missing, visit.id)))
+        self._drop(self._evicted(RAM, ram.make_room(len(missing), visit.id)))
         fresh: list[ChunkKey] = []
         parents: list[ChunkKey | None] = []
         for key in keys:
@@ -155,13 +160,15 @@ class TierStack:
                 fresh.append(key)
                 parents.append(parent)
             parent = key
-        self._count(Event.REFUSED_NO_ROOM, RAM, missing - len(fresh))
+        if len(fresh) < len(missing):
+            refused = [key for key in keys if key not in ram.entries][len(fresh) :]
+            self.journal.note(Event.REFUSED_NO_ROOM, RAM, refused)
         admitted = ram.insert(fresh, parents, visit.id)
         if admitted:
             visit.tails[RAM] = fresh[-1]
             pending = self._stores.setdefault(request, {})
             pending.update((resident.key, None) for resident in admitted)
-            self.counts[Event.ADMITTED, RAM] += len(admitted)
+            self.journal.note(Event.ADMITTED, RAM, fresh)
         self._write_behind(visit, keys, now_s)
         return admitted
 
@@ -339,18 +346,19 @@ class TierStack:
         upward = copy.target < copy.source
         if outcome is Outcome.OK:
             resident.state = State.READY
-            self.counts[Event.PROMOTED if upward else Event.WRITTEN_BEHIND, copy.target] += 1
+            event = Event.PROMOTED if upward else Event.WRITTEN_BEHIND
+            self.journal.note(event, copy.target, (key,))
             arrived.append(resident)
         else:
             event = Event.PROMOTION_FAILED if upward else Event.WRITE_BEHIND_FAILED
-            self.counts[event, copy.source if upward else copy.target] += 1
+            self.journal.note(event, copy.source if upward else copy.target, (key,))
             if upward:
                 self.promotions.failed(key)
             self._drop(self._drop_of(copy.target, [resident]))
             target.lose(resident)
         origin = source.entries[key]
         if outcome in (Outcome.CORRUPT, Outcome.ABSENT) and origin.state is not State.LOST:
-            self.counts[Event.LOST, copy.source] += 1
+            self.journal.note(Event.LOST, copy.source, (key,))
             self._drop(self._drop_of(copy.source, [origin]))
             if copy.source == RAM:
                 self.promotions.lost(key)
@@ -371,15 +379,16 @@ class TierStack:
     ) -> None:
         """Start a copy to `level` for those of `offered` that have a place there."""
         below = self.tiers[level]
+        offered = [resident for resident in offered if resident.key not in below.entries]
         run = self._reachable(below, offered)
-        self._count(Event.REFUSED_UNREACHABLE, level, len(offered) - len(run))
+        self._note_left(Event.REFUSED_UNREACHABLE, level, offered, run)
         room = max(0, self.limits.write_behind_chunks - self.transfers.under_way(level))
-        self._count(Event.SHED_QUEUE_FULL, level, len(run) - room)
+        self._note(Event.SHED_QUEUE_FULL, level, run[room:])
         run = run[:room]
         self._drop(self._evicted(level, below.make_room(len(run), visit.id)))
         followed = self._reachable(below, run)  # making room may have taken a parent
-        self._count(Event.REFUSED_UNREACHABLE, level, len(run) - len(followed))
-        self._count(Event.SHED_NO_ROOM, level, len(followed) - below.free_count)
+        self._note_left(Event.REFUSED_UNREACHABLE, level, run, followed)
+        self._note(Event.SHED_NO_ROOM, level, followed[below.free_count :])
         run = followed[: below.free_count]
         keys = [resident.key for resident in run]
         targets = below.insert(keys, [resident.parent for resident in run], visit.id)
@@ -462,7 +471,7 @@ class TierStack:
         return at is not None
 
     def _evicted(self, level: Level, residents: Sequence[Resident]) -> Drop | None:
-        self._count(Event.EVICTED, level, len(residents))
+        self._note(Event.EVICTED, level, residents)
         return self._drop_of(level, residents)
 
     @staticmethod
@@ -471,9 +480,17 @@ class TierStack:
             return None
         return Drop(level, tuple(r.key for r in residents), tuple(r.slot for r in residents))
 
-    def _count(self, event: Event, level: Level, chunks: int) -> None:
-        if chunks > 0:
-            self.counts[event, level] += chunks
+    def _note(self, event: Event, level: Level, residents: Sequence[Resident]) -> None:
+        if residents:
+            self.journal.note(event, level, [resident.key for resident in residents])
+
+    def _note_left(
+        self, event: Event, level: Level, before: Sequence[Resident], after: Sequence[Resident]
+    ) -> None:
+        """Note for those of `before` that are not among `after`."""
+        if len(after) < len(before):
+            kept = {resident.key for resident in after}
+            self._note(event, level, [r for r in before if r.key not in kept])
 
     def _drop(self, drop: Drop | None) -> None:
         if drop is not None:
