@@ -52,7 +52,6 @@ class Promotions:
         if ahead is None or not ahead.ahead:
             self.close(lease.request)
             ahead = None
-        lease.opened_at_s = now_s
         self._leases[lease.request] = lease
         self._queue[lease.request] = lease
         self.settle(now_s)
