@@ -156,9 +156,8 @@ class TierStack:
             if resident.state is READY:
                 return RAM
             origin = self.transfers.origin(key)
-            if origin is None or self.transfers.stalled(origin, now_s):
-                return None
-            return origin
+            hopeless = origin is None or self.transfers.stalled(origin, now_s)
+            return None if hopeless or (levels is not None and origin not in levels) else origin
         for level in range(1, len(self.tiers)):
             if levels is not None and level not in levels:
                 continue
