@@ -340,10 +340,13 @@ def decode_namespace(text: bytes, place: str) -> StoredNamespace:
     damaged = StorageError(f"{place}: {NAMESPACE_FILE} is damaged; {START_AFRESH}")
     try:
         document = json.loads(text)
+        version = document["format_version"]
         digest = bytes.fromhex(document["digest"])
         fields = document["fields"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged from error
-    if not isinstance(fields, dict) or not 8 <= len(digest) <= MAX_DIGEST_BYTES:
+    if version != FORMAT_VERSION or not isinstance(fields, dict):
+        raise damaged
+    if not 8 <= len(digest) <= MAX_DIGEST_BYTES:
         raise damaged
     return StoredNamespace(digest, fields)
