@@ -217,6 +217,7 @@ class KeeperClient:
             case FoundChunks():
                 self._found(message)
             case PopulatedSlots(first, count):
+                _require(first + count <= self._slot_counts[RAM], "populated slots beyond the end")
                 self._populated[first : first + count] = b"\1" * count
                 self._reports.append(Populated(first, count))
             case ResetDone(number, reason) if number == self._reset_number:
@@ -238,6 +239,11 @@ class KeeperClient:
         if copy is None:
             return
         first, codes = message.first, message.codes
+        _require(
+            len(copy.is_open[first : first + len(codes)]) == len(codes)
+            and all(copy.is_open[first : first + len(codes)]),
+            "a chunk that has ended before, or was not asked for",
+        )
         copy.is_open[first : first + len(codes)] = bytes(len(codes))
         copy.left -= len(codes)
         if not copy.left:
@@ -247,6 +253,8 @@ class KeeperClient:
 
     def _found(self, message: FoundChunks) -> None:
         level = Level(message.level)
+        limit = self._slot_counts[level] if level < len(self._slot_counts) else 0
+        _require(all(slot < limit for _, _, slot in message.entries), "a chunk beyond the end")
         if level == RAM and message.last:
             self._ram_is_named = True
         # What was found before a reset is not offered any more.
@@ -345,6 +353,12 @@ class KeeperClient:
         else:
             self._disk_up()
         self._pump()
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    """Raise what an undecodable message raises for one that can't be meant."""
+    if not is_so:
+        raise msgspec.ValidationError(otherwise)
 
 
 def geometry_of(config: KeeperConfig) -> ArenaGeometry:

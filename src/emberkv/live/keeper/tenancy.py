@@ -6,6 +6,7 @@ the same; else fresh memory. All methods run on the loop's thread and return at 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -292,6 +293,7 @@ class Tenancy:
 def _arena(config: KeeperConfig, memory_fd: int | None) -> Arena:
     geometry = ArenaGeometry(config.slot_count, config.chunk_bytes)
     if memory_fd is not None:
+        require_fixed_size(memory_fd)
         return Arena(memory_fd, geometry)
     left = available_bytes()
     if left is not None and left < geometry.total_bytes:
@@ -304,6 +306,16 @@ def _arena(config: KeeperConfig, memory_fd: int | None) -> Arena:
         return Arena(fd, geometry)
     finally:
         os.close(fd)
+
+
+def require_fixed_size(memory_fd: int) -> None:
+    """Raise `KeeperError` unless nobody can shrink the memory: a fault would end the process."""
+    try:
+        seals = fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise KeeperError("what was brought is no memory of an arena") from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise KeeperError("the memory that was brought may shrink")
 
 
 def _sized(settings: DiskSettings, slots: int, chunk_bytes: int) -> DiskSettings:
