@@ -254,7 +254,9 @@ class KeeperClient:
     def _found(self, message: FoundChunks) -> None:
         level = Level(message.level)
         limit = self._slot_counts[level] if level < len(self._slot_counts) else 0
-        _require(all(slot < limit for _, _, slot in message.entries), "a chunk beyond the end")
+        if not all(slot < limit for _, _, slot in message.entries):
+            _require(level == DISK and self._disk_is_down, "a chunk beyond the end")
+            return  # of a disk that is not the one that was there before
         if level == RAM and message.last:
             self._ram_is_named = True
         # What was found before a reset is not offered any more.
