@@ -108,7 +108,7 @@ class Hello(Message, frozen=True, array_like=True, tag="hello"):
 
     def __post_init__(self) -> None:
         _require_named_once(self.namespace or ())
-        if (self.populated_slots or 0) > self.config.slot_count:
+        if self.populated_slots is not None and self.populated_slots > self.config.slot_count:
             raise ValueError("more slots are populated than there are")
 
 

@@ -84,7 +84,7 @@ class Tenancy:
         self._round = 0
         self._ram_told = True
         self._session = Session(house.loop)
-        self.arena = _arena(hello.config, memory_fd)
+        self.arena = arena_of(hello.config, memory_fd)
         self.seals = Seals(self.arena)
         self._populated = 0 if memory_fd is None else hello.populated_slots or 0
         self._population = Population(
@@ -290,10 +290,11 @@ class Tenancy:
         self.seals.verify(lambda entries, last: self._loop.post(lambda: tell(entries, last)))
 
 
-def _arena(config: KeeperConfig, memory_fd: int | None) -> Arena:
+def arena_of(config: KeeperConfig, memory_fd: int | None) -> Arena:
+    """A new arena, or that in the memory of a keeper that died. Raises `KeeperError`."""
     geometry = ArenaGeometry(config.slot_count, config.chunk_bytes)
     if memory_fd is not None:
-        require_fixed_size(memory_fd)
+        _require_fixed_size(memory_fd)
         return Arena(memory_fd, geometry)
     left = available_bytes()
     if left is not None and left < geometry.total_bytes:
@@ -308,7 +309,7 @@ def _arena(config: KeeperConfig, memory_fd: int | None) -> Arena:
         os.close(fd)
 
 
-def require_fixed_size(memory_fd: int) -> None:
+def _require_fixed_size(memory_fd: int) -> None:
     """Raise `KeeperError` unless nobody can shrink the memory: a fault would end the process."""
     try:
         seals = fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS)
