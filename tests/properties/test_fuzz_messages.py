@@ -49,7 +49,7 @@ from emberkv.live.keeper.messages import (
     encode,
     parents_of,
 )
-from emberkv.live.keeper.tenancy import arena_of
+from emberkv.live.keeper.tenancy import require_arena
 from emberkv.live.keeper.worker import WorkerAttachment
 
 RAM_SLOTS, DISK_SLOTS, CHUNK_BYTES = 8, 20, 4096
@@ -389,6 +389,6 @@ def test_memory_that_is_no_arenas_is_refused(kind: str) -> None:
     fd = STRANGE_MEMORY[kind]()
     try:
         with pytest.raises(KeeperError):
-            arena_of(CONFIG, fd)
+            require_arena(fd, CONFIG)
     finally:
         os.close(fd)

@@ -39,7 +39,7 @@ from emberkv.live.keeper.messages import (
     decode_for_keeper,
     encode,
 )
-from emberkv.live.keeper.tenancy import Household, Tenancy
+from emberkv.live.keeper.tenancy import Household, Tenancy, require_arena
 
 MAX_STRANGERS_BYTES: Final = 1 << 20
 """Of one message from who is not attached, and of what may wait for such a one to read it."""
@@ -285,6 +285,8 @@ class Keeper:
 
     def _move_in(self, peer: _Peer, hello: Hello) -> None:
         """Make room for an engine: what is kept, if it may have it, or new."""
+        if peer.memory_fd is not None:
+            require_arena(peer.memory_fd, hello.config)
         before = self._tenancy
         self._ends_at_s = None
         if before is not None:

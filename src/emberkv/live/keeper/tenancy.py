@@ -71,8 +71,8 @@ class Tenancy:
     def __init__(self, house: Household, hello: Hello, memory_fd: int | None) -> None:
         """Prepare for the engine of `hello`; its namespace must be given.
 
-        `memory_fd` is the memory of a keeper that died; it stays the caller's. Raises
-        `KeeperError` if the arena can't be made.
+        `memory_fd` is the memory of a keeper that died, known by `require_arena` to be one; it
+        stays the caller's. Raises `KeeperError` if the arena can't be made.
         """
         self.config = hello.config
         self.engine_id = hello.engine_id
@@ -84,7 +84,7 @@ class Tenancy:
         self._round = 0
         self._ram_told = True
         self._session = Session(house.loop)
-        self.arena = arena_of(hello.config, memory_fd)
+        self.arena = _arena(hello.config, memory_fd)
         self.seals = Seals(self.arena)
         self._populated = 0 if memory_fd is None else hello.populated_slots or 0
         self._population = Population(
@@ -290,11 +290,9 @@ class Tenancy:
         self.seals.verify(lambda entries, last: self._loop.post(lambda: tell(entries, last)))
 
 
-def arena_of(config: KeeperConfig, memory_fd: int | None) -> Arena:
-    """A new arena, or that in the memory of a keeper that died. Raises `KeeperError`."""
+def _arena(config: KeeperConfig, memory_fd: int | None) -> Arena:
     geometry = ArenaGeometry(config.slot_count, config.chunk_bytes)
     if memory_fd is not None:
-        _require_fixed_size(memory_fd)
         return Arena(memory_fd, geometry)
     left = available_bytes()
     if left is not None and left < geometry.total_bytes:
@@ -309,14 +307,20 @@ def arena_of(config: KeeperConfig, memory_fd: int | None) -> Arena:
         os.close(fd)
 
 
-def _require_fixed_size(memory_fd: int) -> None:
-    """Raise `KeeperError` unless nobody can shrink the memory: a fault would end the process."""
+def require_arena(memory_fd: int, config: KeeperConfig) -> None:
+    """Raise `KeeperError` unless this is the memory of such an arena, which nobody can shrink.
+
+    A fault in memory that is gone would end the process.
+    """
     try:
         seals = fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS)
     except OSError as error:
         raise KeeperError("what was brought is no memory of an arena") from error
     if not seals & fcntl.F_SEAL_SHRINK:
         raise KeeperError("the memory that was brought may shrink")
+    geometry = ArenaGeometry(config.slot_count, config.chunk_bytes)
+    if os.fstat(memory_fd).st_size != geometry.total_bytes:
+        raise KeeperError("the memory that was brought has another size than its arena")
 
 
 def _sized(settings: DiskSettings, slots: int, chunk_bytes: int) -> DiskSettings:
