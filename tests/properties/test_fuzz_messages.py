@@ -84,12 +84,13 @@ to_keeper = (
     | st.just(StatusRequest())
 )
 entries = st.lists(st.tuples(keys, st.none() | keys, slots), max_size=4).map(tuple)
+seconds = st.floats(0, 9)
 levels = st.integers(0, 1)
 codes = st.lists(st.integers(0, len(OUTCOMES) - 1), max_size=5).map(bytes)
 from_keeper = (
     st.just(Attached(1, FIELDS, (RAM_SLOTS, DISK_SLOTS), False, None))
     | st.builds(Refused, st.sampled_from(Refusal), st.text(max_size=9))
-    | st.builds(Progress, st.integers(0, 3), st.integers(0, 5), codes, st.floats(0, 9))
+    | st.builds(Progress, st.integers(0, 3), st.integers(0, 5), codes, st.floats(0, 9), seconds)
     | st.builds(FoundChunks, levels, entries, st.booleans())
     | st.builds(PopulatedSlots, st.integers(0, RAM_SLOTS), st.integers(0, RAM_SLOTS))
     | st.builds(MemoryEnds, st.integers(0, RAM_SLOTS), st.text(max_size=9))
@@ -300,8 +301,8 @@ def copy(transfer: int, count: int) -> Copy:
 
 
 @given(st.lists(junk_for(from_keeper), max_size=6))
-@example([encode(Progress(1, 0, b"\0\0\0", 0.0)), encode(Progress(1, 2, b"\0", 0.0))])
-@example([encode(Progress(2, 1 << 40, b"\0", 0.0))])
+@example([encode(Progress(1, 0, b"\0\0\0", 0.0, 0.0)), encode(Progress(1, 2, b"\0", 0.0, 0.0))])
+@example([encode(Progress(2, 1 << 40, b"\0", 0.0, 0.0))])
 @example([encode(PopulatedSlots(1, 1 << 40))])
 @example([encode(FoundChunks(1, ((b"k", None, DISK_SLOTS),), True))])
 @example([nested(100_000)])

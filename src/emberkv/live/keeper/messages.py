@@ -182,12 +182,16 @@ class StatusRequest(Message, frozen=True, array_like=True, tag="status?"):
 
 
 class Progress(Message, frozen=True, array_like=True, tag="progress"):
-    """Chunks `first` … of a copy have ended, one code of `OUTCOMES` each."""
+    """Chunks `first` … of a copy have ended, one code of `OUTCOMES` each.
+
+    `ended_s` is when, on the clock that all processes of a machine share.
+    """
 
     transfer: Number
     first: Count
     codes: bytes
     busy_s: Seconds
+    ended_s: Seconds
 
     def __post_init__(self) -> None:
         if self.codes and max(self.codes) >= len(OUTCOMES):
