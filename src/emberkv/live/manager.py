@@ -20,9 +20,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 from emberkv.core.residents import Resident
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import RAM, ChunkKey, Copy, Drop, Level, RequestId, Slot
+from emberkv.live.control.turns import Turns, exclusive
 from emberkv.live.driver import Driver
+from emberkv.live.fates import Fates
 from emberkv.live.intake import Intake
 from emberkv.live.lookup import Lookup
+from emberkv.live.recent import Recent, Trail
 from emberkv.live.requests import Answering, RequestState
 from emberkv.observe.metrics import ENGINE_BYTES, LOAD_SECONDS
 from emberkv.observe.requests import MissReason, RequestFacts
@@ -47,20 +50,21 @@ def contained(
     """Make a method answer None once the tiers are off, and turn them off if it raises."""
 
     def call(self: TierManager, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        if not self.serving:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.give_up(error)
-            return None
+        with self.turns.lock:
+            if not self.serving:
+                return None
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                self.give_up(error)
+                return None
 
     call.__doc__ = method.__doc__
     return call
 
 
 class TierManager:
-    """One engine's tiers. Not thread-safe: every call comes from the engine's scheduler thread.
+    """One engine's tiers. Calls come from the engine's scheduler thread; others take `turns`.
 
     `clock` gives monotonic seconds. `on_finished` receives the facts of each request that ends.
     """
@@ -78,6 +82,9 @@ class TierManager:
         self.driver = driver
         self.serving = True
         self.tally = Tally()
+        self.turns = Turns()
+        self.fates = Fates(stack.journal)
+        self.recent = Recent()
         self._clock = clock
         self._on_finished = on_finished
         self._strict = strict
@@ -93,11 +100,14 @@ class TierManager:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
+    @exclusive
     def begin(self, request: RequestId) -> RequestFacts:
         """A request has arrived; returns its facts, for the adapter to complete."""
         state = self._requests[request] = RequestState(request)
+        state.trail.began_s = self._clock()
         return state.facts
 
+    @exclusive
     def finish(self, request: RequestId) -> None:
         """A request is over; copies for it may still end later."""
         state = self._requests.pop(request, None)
@@ -110,6 +120,7 @@ class TierManager:
                 state.facts.miss_reason = MissReason.NOT_SERVING
             self._end_wait(state, self._clock())
             self.tally.ended(state.facts)
+            self.recent.end(state.trail, self._clock())
             self._on_finished(state.facts)
         except Exception as error:
             self.give_up(error)
@@ -117,6 +128,12 @@ class TierManager:
     def facts(self, request: RequestId) -> RequestFacts | None:
         state = self._requests.get(request)
         return None if state is None else state.facts
+
+    def names(self, request: RequestId, keys: Sequence[ChunkKey]) -> None:
+        """All whole chunks of a request's prompt, for who asks later why it did not hit."""
+        state = self._requests.get(request)
+        if state is not None:
+            state.trail.keys = tuple(keys)
 
     # ── look up ──────────────────────────────────────────────────────────────────────────────
 
@@ -144,6 +161,8 @@ class TierManager:
 
     def _begin_pass(self, state: RequestState, request: RequestId) -> None:
         if self._drained_step != self._step:  # before anything is said to be missing
+            self._drained_step = self._step
+            self.turns.begin_pass()
             self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
@@ -154,6 +173,7 @@ class TierManager:
             return
         if state.answering is Answering.COLLECT:
             state.chain.clear()
+            state.trail.begin_pass()
             state.deferred = False
             state.facts.miss_reason = MissReason.WHOLE
         elif state.answering is Answering.WAIT:
@@ -161,6 +181,7 @@ class TierManager:
             if not self.stack.waiting(request, self._step, now_s):
                 self._settle_wait(state, request, now_s)
         if state.answering is not Answering.WAIT:
+            state.trail.mark = self.fates.mark(self._now_s)
             # Nobody tells of a request that is resumed: from here on it may run.
             state.may_run = state.facts.preemptions > 0
 
@@ -181,8 +202,10 @@ class TierManager:
         level = self.stack.residence(key, self._now_s)
         if level is None:
             state.facts.miss_reason = MissReason.NOT_STORED
+            state.trail.stopped = key
             return Lookup.MISS
         state.chain.append(key)
+        state.trail.found.append(level)
         if level == RAM:
             return Lookup.HIT
         if not state.deferred:
@@ -193,6 +216,7 @@ class TierManager:
 
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
 
+    @exclusive
     def prepare_load(self, request: RequestId, keys: Sequence[ChunkKey]) -> list[Slot]:
         """Pin chunks answered as HIT in this step; returns their slots, in order.
 
@@ -277,20 +301,43 @@ class TierManager:
         if self._unfence_step is not None and self._step >= self._unfence_step:
             self.stack.unfence()
             self._unfence_step = None
+        self.fates.take(now_s)
         self._step += 1
+        self.turns.end_pass()
 
+    @exclusive
     def reset(self) -> None:
         """Forget everything in every tier: the KV of before must not be served again.
 
         Also once the tiers are off, since what they hold outlives this engine.
         """
         self._forget()
+        self.fates.cleared(None, "reset", self._clock())
         try:
             self.driver.arena.mark_free([Slot(slot) for slot in range(self._ram_slots)])
             if not self.driver.reset():
                 logger.error("the disk tier could not be reset in time; it is off")
         except Exception as error:
             self.give_up(error)
+
+    @exclusive
+    def begin_purge(self) -> None:
+        """What `reset` does, without waiting until the tiers below have made it durable.
+
+        Between passes only. `driver.reset_is_owed` says when they have.
+        """
+        self._forget()
+        self.fates.cleared(None, "purge", self._clock())
+        self.driver.arena.mark_free([Slot(slot) for slot in range(self._ram_slots)])
+        self.driver.begin_reset()
+
+    @contained
+    def attend(self) -> None:
+        """Take note of what the driver has done, for an engine that is idle. Between passes."""
+        now_s = self._clock()
+        self._drain(now_s)
+        self._carry_out()
+        self.fates.take(now_s)
 
     @contained
     def _forget(self) -> None:
@@ -305,6 +352,7 @@ class TierManager:
             state.answering = Answering.COLLECT
             state.load_began_s = None
 
+    @exclusive
     def samples(self) -> list[Sample]:
         """What the metrics show, if anything has changed since the last time."""
         try:
@@ -318,9 +366,17 @@ class TierManager:
         if not fresh and now_s - self._exported_at_s < GAUGES_EVERY_S:
             return []
         self._exported_at_s = now_s
-        waiting = sum(s.answering is Answering.WAIT for s in self._requests.values())
-        return self.tally.take(self.stack, waiting)
+        return self.tally.take(self.stack, self.waiting_count())
 
+    def waiting_count(self) -> int:
+        """Requests that wait for a promotion."""
+        return sum(s.answering is Answering.WAIT for s in self._requests.values())
+
+    def trails(self) -> list[Trail]:
+        """The requests of late, newest first, those that are there before those that ended."""
+        return [state.trail for state in reversed(self._requests.values())] + self.recent.ended()
+
+    @exclusive
     def shutdown(self) -> None:
         """Let go of the tiers; a clean end."""
         try:
@@ -335,8 +391,9 @@ class TierManager:
         if not self.serving:
             return
         self.serving = False
+        self.turns.end_pass()
         for level in range(len(self.stack.tiers)):
-            self.tally.tier_up(Level(level), up=False)
+            self.tally.tier_up(Level(level), up=False, reason=f"an error of emberkv: {error!r}")
         logger.error("the tiers are off until the next start: %r", error, exc_info=error)
 
     # ── inner ────────────────────────────────────────────────────────────────────────────────
@@ -361,7 +418,7 @@ class TierManager:
 
     def _drain(self, now_s: float) -> None:
         """Take note of everything the driver has done."""
-        self._drained_step, self._now_s = self._step, now_s
+        self._now_s = now_s
         for report in self.driver.poll():
             arrived = self._intake.take(report, now_s)
             if arrived:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from emberkv.domain.types import ChunkKey, RequestId
+from emberkv.live.recent import Trail
 from emberkv.observe.requests import RequestFacts
 
 
@@ -29,6 +30,7 @@ class RequestState:
         "load_began_s",
         "may_run",
         "put_off",
+        "trail",
         "wait_began_s",
     )
 
@@ -38,6 +40,7 @@ class RequestState:
         self.asked_step = -1
         self.index = 0
         self.chain: list[ChunkKey] = []
+        self.trail = Trail(self.facts, self.chain)
         self.deferred = False
         self.wait_began_s: float | None = None
         self.load_began_s: float | None = None

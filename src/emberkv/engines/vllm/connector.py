@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 
 from emberkv.engines.vllm import compat
 from emberkv.engines.vllm.context import vllm_config_in_sight
+from emberkv.engines.vllm.hashing import chunk_keys
 from emberkv.engines.vllm.manager import EmberOffloadingManager
 from emberkv.errors import ConfigError
 from emberkv.live.manager import TierManager
@@ -40,11 +41,15 @@ class EmberConnector(OffloadingConnector):
                     "'EmberOffloadingSpec' and spec_module_path to 'emberkv.engines.vllm'"
                 )
             self._tiers = manager.tiers
+            (group,) = self.connector_scheduler.config.kv_group_configs
+            self._hashes_per_chunk: int = group.hashes_per_chunk
 
     def on_new_request(self, request: Request, **more: Any) -> None:
         super().on_new_request(request, **more)
         facts = None if self._tiers is None else self._tiers.facts(request.request_id)
-        if facts is not None:
+        if self._tiers is not None and facts is not None:
+            keys = chunk_keys(request.block_hashes, self._hashes_per_chunk)
+            self._tiers.names(request.request_id, keys)
             facts.prompt_tokens = request.num_prompt_tokens
             facts.external_id = compat.external_id(request.request_id)
 

@@ -26,14 +26,26 @@ _FD_SPACE: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class Channel:
-    """Both ends of the keeper's socket. Owns the socket; closed at the first error or end."""
+    """Both ends of a private socket. Owns the socket; closed at the first error or end.
 
-    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
+    Frames of another `protocol`, or announced as longer than `max_frame_bytes`, close it.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        takes_descriptors: bool = False,
+        protocol: int = PROTOCOL,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.closed = False
         self.fault = "the connection was closed"
         self._takes_descriptors = takes_descriptors
+        self._protocol = protocol
+        self._max_frame_bytes = max_frame_bytes
         self._descriptors: list[int] = []
         self._received = bytearray()
         self._unsent: deque[memoryview] = deque()
@@ -49,7 +61,7 @@ class Channel:
         """
         if self.closed:
             return
-        frame = memoryview(_HEADER.pack(PROTOCOL, len(payload)) + payload)
+        frame = memoryview(_HEADER.pack(self._protocol, len(payload)) + payload)
         if descriptor is not None:
             frame = self._send_descriptor(frame, descriptor)
         if frame:
@@ -96,7 +108,7 @@ class Channel:
                 self.close()
                 break
             self._received += piece
-            if len(piece) < READ_BYTES:
+            if len(piece) < READ_BYTES or len(self._received) > self._max_frame_bytes:
                 break
         return self._frames() if self._received else []
 
@@ -116,7 +128,7 @@ class Channel:
         received = self._received
         while len(received) - at >= _HEADER.size:
             protocol, length = _HEADER.unpack_from(received, at)
-            if protocol != PROTOCOL or length > MAX_FRAME_BYTES:
+            if protocol != self._protocol or length > self._max_frame_bytes:
                 self.fault = "the other side speaks another version of the protocol"
                 self.close()
                 break
