@@ -24,7 +24,7 @@ def age(seconds: float) -> str:
 def span(seconds: float | None) -> str:
     """A wait, with as many digits as it deserves."""
     if seconds is None:
-        return "–"
+        return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
@@ -39,7 +39,7 @@ def count(number: float) -> str:
 
 def share(part: float, whole: float) -> str:
     """A share in percent; nothing of nothing is a dash."""
-    return f"{100 * part / whole:.0f} %" if whole else "–"
+    return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def tokens_by_source(tokens: Mapping[str, float]) -> str:
@@ -53,4 +53,4 @@ def tokens_by_source(tokens: Mapping[str, float]) -> str:
 
 def size_or_dash(size_bytes: float) -> str:
     """A size; a dash for none."""
-    return format_size(int(size_bytes)) if size_bytes else "–"
+    return format_size(int(size_bytes)) if size_bytes else "-"

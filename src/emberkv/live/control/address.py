@@ -40,7 +40,7 @@ def runtime_dirs() -> list[Path]:
     parents = [Path(session)] if session else []
     parents.append(Path(f"/run/user/{uid}"))
     found = [parent / "emberkv" for parent in parents if os.access(parent, os.W_OK | os.X_OK)]
-    return list(dict.fromkeys([*found, Path(f"/tmp/emberkv-{uid}")]))  # noqa: S108 - checked
+    return list(dict.fromkeys([*found, Path(f"/tmp/emberkv-{uid}")]))
 
 
 def _open_private(directory: Path, *, make: bool) -> int | None:
