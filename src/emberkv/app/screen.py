@@ -29,12 +29,15 @@ class Moment:
     at_s: float
 
 
-def frame(now: Moment, before: Moment | None) -> RenderableType:
-    """The frame of a moment, with rates since the one before, or else since the start."""
+def frame(now: Moment, before: Moment | None, *, keys: str = "") -> RenderableType:
+    """The frame of a moment, with rates since the one before, or else since the start.
+
+    `keys` says what may be pressed.
+    """
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [_head(now.status), Text(), _tiers(now.status), Text()]
+    parts: list[RenderableType] = [_head(now.status, keys), Text(), _tiers(now.status), Text()]
     parts += [_sources(now, before), _requests(now, before), _copies(now, before)]
     parts += _facts(now.status)
     parts += [Text(), *_events(now.status)]
@@ -48,14 +51,14 @@ def silence(instance: str, reason: str) -> RenderableType:
     return Text(f"{instance}: {reason}", style="red")
 
 
-def _head(status: ServerStatus) -> RenderableType:
+def _head(status: ServerStatus, keys: str) -> RenderableType:
     from rich.text import Text
 
     line = Text(status.instance, style="bold", no_wrap=True, overflow="ellipsis")
     line.append(f"  up {age(status.uptime_s)}  process {status.pid}", style="not bold")
     if not status.serving:
         line.append("  NOT SERVING: see the log", style="bold red")
-    line.append("  (q quits)", style="not bold dim")
+    line.append(f"  {keys}", style="not bold dim")
     return line
 
 
@@ -158,7 +161,7 @@ def _facts(status: ServerStatus) -> list[RenderableType]:
 
 
 def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)[:FACT_CHARACTERS]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:FACT_CHARACTERS]
 
 
 def _events(status: ServerStatus) -> list[RenderableType]:

@@ -35,7 +35,7 @@ HAPPENED: Final = {
 """What each event of a chunk means to an operator."""
 
 REASONS: Final = {
-    "never_seen": "nobody has offered it since the record began{began}",
+    "never_seen": "never stored: nobody has offered it since the record began{began}",
     "behind_a_break": "there, but of no use: a chunk before it is missing",
     "not_looked_up": "the engine did not ask for it",
     "writing": "being computed for another request; it can be used when that is done",

@@ -80,7 +80,7 @@ def _next(name: str, before: Moment | None) -> tuple[RenderableType, Moment | No
         return screen.silence(name, str(error)), None
     if before is not None and before.status.pid != now.status.pid:
         before = None
-    return screen.frame(now, before), now
+    return screen.frame(now, before, keys="q quits"), now
 
 
 @contextlib.contextmanager

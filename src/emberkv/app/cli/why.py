@@ -124,7 +124,7 @@ def _show(explanation: Explanation, found: list[Elsewhere], *, history: bool) ->
     from emberkv.app import stories
 
     out = console()
-    out.print(stories.summary(explanation, found), markup=False)
+    out.print(stories.summary(explanation, found), markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("chunks", "tokens", "where"):
         table.add_column(title, no_wrap=True)
