@@ -57,9 +57,8 @@ def serve(engine: Engine, request: RequestId, keys: Sequence[ChunkKey]) -> list[
     """A whole request, as an engine with our connector does it: asked, loaded, computed, over."""
     manager = engine.manager
     facts = manager.begin(request)
-    facts.prompt_tokens = len(keys) * CHUNK_TOKENS + 3
     facts.external_id = f"client-{request}"
-    manager.names(request, keys)
+    manager.describe(request, len(keys) * CHUNK_TOKENS + 3, lambda: keys)
     answers = engine.ask(request, keys)
     while Lookup.RETRY in answers:
         engine.step()

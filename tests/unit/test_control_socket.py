@@ -226,6 +226,9 @@ def test_clients_that_hang_block_nobody(serve: Serve) -> None:
     idle = [address.connect("blue") for _ in range(MAX_CONNECTIONS)]
     for sock in idle:
         sock.settimeout(10)
+    with pytest.raises(ControlError, match="8 clients already"):
+        ask("blue", StatusRequest())
+    for sock in idle:
         assert sock.recv(1) == b""  # closed by the server
         sock.close()
     assert ask("blue", StatusRequest()) == "StatusRequest"

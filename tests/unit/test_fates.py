@@ -105,8 +105,8 @@ def test_the_stated_bytes_are_those_that_it_takes() -> None:
 def test_requests_that_ended_are_kept_within_bounds() -> None:
     recent = Recent(max_bytes=20_000)
     for at in range(20):
-        trail = Trail(RequestFacts(str(at)), [])
-        trail.keys = tuple(KEYS)
+        trail = Trail(RequestFacts(str(at)), [], 0.0)
+        trail.names(lambda: KEYS, len(KEYS))
         recent.end(trail, float(at))
     names = [trail.facts.request for trail in recent.ended()]
     assert names == [str(at) for at in range(19, 19 - len(names), -1)]

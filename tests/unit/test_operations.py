@@ -298,8 +298,8 @@ def test_a_failed_read_and_a_spent_wait() -> None:
     keys = chain("x", 5)
     engine.on_disk(A, keys)
     manager = engine.manager
-    manager.begin(B).prompt_tokens = 50
-    manager.names(B, keys)
+    manager.begin(B)
+    manager.describe(B, 50, lambda: keys)
     engine.ask(B, keys)
     engine.step()
     (copy,) = engine.driver.copies
@@ -319,8 +319,8 @@ def test_a_failed_read_and_a_spent_wait() -> None:
     engine = Engine(max_wait_s=0.05)
     operations = operations_on(engine)
     engine.on_disk(A, keys)
-    engine.manager.begin(C).prompt_tokens = 50
-    engine.manager.names(C, keys)
+    engine.manager.begin(C)
+    engine.manager.describe(C, 50, lambda: keys)
     while engine.ask(C, keys)[0] is RETRY:
         engine.step()
     assert brief(operations.why_request("c"))[0] == (0, 1, Place.DISK, "wait_spent")
@@ -361,7 +361,7 @@ def test_a_request_that_ended_before_its_chunks_were_computed_is_named() -> None
     engine = Engine()
     operations = operations_on(engine)
     engine.manager.begin(A).external_id = "client-a"
-    engine.manager.names(A, chain("x", 3))
+    engine.manager.describe(A, 33, lambda: chain("x", 3))
     engine.ask(A, chain("x", 3))
     engine.step()
     engine.manager.finish(A)  # aborted
@@ -375,8 +375,8 @@ def test_what_the_device_cache_held_is_told() -> None:
     keys = chain("x", 4)
     serve(engine, A, keys)
     facts = engine.manager.begin(B)
-    facts.prompt_tokens, facts.device_tokens = 43, 20
-    engine.manager.names(B, keys)
+    engine.manager.describe(B, 43, lambda: keys)
+    engine.manager.asks(B, 20)
     engine.ask(B, keys[2:])
     engine.manager.prepare_load(B, keys[2:])
     facts.ram_tokens = 20

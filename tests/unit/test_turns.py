@@ -17,7 +17,7 @@ def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list[ob
     def run() -> None:
         try:
             results.append(call())
-        except Exception as error:
+        except (ControlError, UsageError) as error:
             results.append(error)
 
     thread = threading.Thread(target=run)

@@ -14,11 +14,10 @@ from typing import Final
 from emberkv.core.counts import Event
 from emberkv.core.residents import State
 from emberkv.core.stack import TierStack
-from emberkv.domain.types import DISK, RAM, ChunkKey, Level
+from emberkv.domain.types import DISK, RAM, TIER_NAMES, ChunkKey, Level
 from emberkv.live.control.messages import AskedRequest, Happened, Place, Stretch
 from emberkv.live.fates import Happening
 from emberkv.live.recent import Trail
-from emberkv.observe.metrics import TIER_NAMES
 from emberkv.observe.requests import MissReason
 
 NEVER_SEEN: Final = "never_seen"

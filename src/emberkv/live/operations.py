@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final, Protocol, TypeVar
 
 import emberkv
@@ -18,7 +18,7 @@ from emberkv.core.gates import DRAINING, OPEN, SHUT, Gate
 from emberkv.core.limits import Limits
 from emberkv.core.residents import State
 from emberkv.domain.namespace import Namespace
-from emberkv.domain.types import DISK, RAM, ChunkKey, Level
+from emberkv.domain.types import DISK, RAM, TIER_NAMES, ChunkKey, Level
 from emberkv.errors import ControlError, UsageError
 from emberkv.live import explaining
 from emberkv.live.control import messages
@@ -34,11 +34,11 @@ from emberkv.live.control.messages import (
     TierStatus,
     WaitStatus,
 )
-from emberkv.live.levers import levers_of
 from emberkv.live.manager import TierManager
 from emberkv.live.recent import Trail
+from emberkv.live.requests import Answering
 from emberkv.observe import metrics
-from emberkv.observe.metrics import TIER_NAMES, Metric
+from emberkv.observe.metrics import Metric
 from emberkv.policy.eviction import EVICTION_POLICIES
 
 DURABLE_S: Final = 10.0
@@ -46,7 +46,7 @@ DURABLE_S: Final = 10.0
 
 POLL_S: Final = 0.01
 MAX_OCCURRENCES: Final = 12
-BUDGETS: Final = ("max_wait_s", "max_stall_s", "write_behind_chunks", "promotion_chunks")
+BUDGETS: Final = tuple(each.name for each in fields(Limits))
 _GATES: Final = {GateName.ON: OPEN, GateName.DRAIN: DRAINING, GateName.OFF: SHUT}
 
 Facts = Callable[[], Mapping[str, object]]
@@ -112,7 +112,7 @@ class Operations:
         manager, about = self._manager, self._about
         now_s = self._clock()
         stack = manager.stack
-        trails = manager.trails()
+        here = manager.here()
         totals = manager.tally.totals(stack)
         chunks: dict[str, dict[str, int]] = {}
         for (tier, event), count in _by_labels(totals, metrics.CHUNKS).items():
@@ -128,8 +128,8 @@ class Operations:
             tokens_per_chunk=about.tokens_per_chunk,
             chunk_bytes=stack.tiers[RAM].chunk_bytes,
             tiers=self._tiers(),
-            requests_here=sum(trail.ended_s is None for trail in trails),
-            requests_waiting=manager.waiting_count(),
+            requests_here=len(here),
+            requests_waiting=sum(state.answering is Answering.WAIT for state in here),
             tokens_by_source={k[0]: v for k, v in _by_labels(totals, metrics.TOKENS).items()},
             requests_by_reason={k[0]: v for k, v in _by_labels(totals, metrics.REQUESTS).items()},
             chunks_by_event=chunks,
@@ -145,7 +145,7 @@ class Operations:
 
     def _tiers(self) -> tuple[TierStatus, ...]:
         manager, stack = self._manager, self._manager.stack
-        levers, down = levers_of(stack), manager.tally.down
+        down = manager.tally.down
         arriving: Counter[Level] = Counter()
         leaving: Counter[Level] = Counter()
         for copy, still_open in stack.transfers.open_copies(stale=None):
@@ -154,7 +154,7 @@ class Operations:
         found = []
         for at, tier in enumerate(stack.tiers):
             level = Level(at)
-            gate = levers.gate(level)
+            gate = stack.gate(level)
             found.append(
                 TierStatus(
                     name=TIER_NAMES[at],
@@ -190,7 +190,7 @@ class Operations:
     def set_gate(self, tier: str, gate: GateName) -> Done:
         """Open, drain or shut a tier."""
         level = self._level(tier)
-        self._change(lambda: levers_of(self._manager.stack).set_gate(level, _GATES[gate]))
+        self._change(lambda: self._manager.stack.set_gate(level, _GATES[gate]))
         said = {
             GateName.ON: "is open",
             GateName.DRAIN: "is read and takes nothing in",
@@ -207,7 +207,8 @@ class Operations:
 
         def change() -> None:
             self._manager.fates.take(self._clock())
-            levers_of(self._manager.stack).set_policy(level, policy)
+            tier = self._manager.stack.tiers[level]
+            self._manager.stack.set_policy(level, EVICTION_POLICIES[policy](tier.slot_count))
             self._manager.fates.policies[level] = policy
 
         self._change(change)
@@ -220,10 +221,9 @@ class Operations:
                 raise UsageError(f"no budget '{name}'; there are: {', '.join(BUDGETS)}")
 
         def change() -> Limits:
-            levers = levers_of(self._manager.stack)
-            limits = _changed(levers.limits, changes)
-            levers.set_limits(limits)
-            return limits
+            stack = self._manager.stack
+            stack.limits = stack.transfers.limits = _changed(stack.limits, changes)
+            return stack.limits
 
         limits = self._change(change)
         said = ", ".join(f"{name} = {getattr(limits, name):g}" for name in changes)
@@ -252,7 +252,7 @@ class Operations:
         """Empty a tier; returns how many chunks stay because something uses them."""
         manager = self._manager
         manager.fates.cleared(level, "purge", self._clock())
-        levers_of(manager.stack).empty(level)
+        manager.stack.empty(level)
         manager.stack.journal.take()  # these evictions are the purge that was just noted
         manager.attend()
         return len(manager.stack.tiers[level].entries)
@@ -322,16 +322,16 @@ class Operations:
     def _trails(self) -> tuple[list[Trail], float]:
         now_s = self._clock()
         self._manager.fates.take(now_s)
-        return self._manager.trails(), now_s
+        here = [state.trail for state in self._manager.here()]
+        return here + self._manager.recent.ended(), now_s
 
     def _places(self, keys: Sequence[ChunkKey]) -> tuple[list[Place], set[Place]]:
         stack = self._manager.stack
-        levers = levers_of(stack)
         places = (Place.RAM, Place.DISK)
         shut = {
             places[level]
             for level in range(len(stack.tiers))
-            if not levers.gate(Level(level)).load_share
+            if not stack.gate(Level(level)).load_share
         }
         if Place.RAM in shut:
             shut.add(Place.DISK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from emberkv.domain.types import ChunkKey
@@ -20,31 +20,52 @@ KEY_BYTES: Final = 96
 class Trail:
     """What one request's look-ups came upon.
 
-    `keys` are all whole chunks of the prompt, where the adapter knows them. `chain` is what its
+    `keys` are all whole chunks of the prompt, where the adapter names them. `chain` is what its
     last pass found, `found[n]` the level of `chain[n]`, `stopped` the chunk that was nowhere.
     Before `mark` is what had happened by its last answer.
     """
 
     __slots__ = (
+        "_count",
+        "_keys",
+        "_name",
         "began_s",
         "chain",
         "ended_s",
         "facts",
         "found",
-        "keys",
         "mark",
         "stopped",
     )
 
-    def __init__(self, facts: RequestFacts, chain: list[ChunkKey]) -> None:
+    def __init__(self, facts: RequestFacts, chain: list[ChunkKey], began_s: float) -> None:
         self.facts = facts
         self.chain: Sequence[ChunkKey] = chain
         self.found = bytearray()
         self.stopped: ChunkKey | None = None
-        self.keys: tuple[ChunkKey, ...] | None = None
         self.mark: int | None = None
-        self.began_s = 0.0
+        self.began_s = began_s
         self.ended_s: float | None = None
+        self._name: Callable[[], Sequence[ChunkKey]] | None = None
+        self._count = 0
+        self._keys: tuple[ChunkKey, ...] | None = None
+
+    @property
+    def keys(self) -> tuple[ChunkKey, ...] | None:
+        """All whole chunks of the prompt; None where nobody names them."""
+        if self._name is not None:
+            return tuple(self._name()[: self._count])
+        return self._keys
+
+    def names(self, name: Callable[[], Sequence[ChunkKey]], count: int) -> None:
+        """The chunks of the request, the first `count` of them its prompt's, can be named."""
+        self._name, self._count = name, count
+
+    def end(self, now_s: float) -> None:
+        """The request is over: keep what it asked for, and let go of it."""
+        self.ended_s = now_s
+        self.chain = tuple(self.chain)
+        self._keys, self._name = self.keys, None
 
     def begin_pass(self) -> None:
         """The request asks anew."""
@@ -75,8 +96,7 @@ class Recent:
 
     def end(self, trail: Trail, now_s: float) -> None:
         """A request is over."""
-        trail.ended_s = now_s
-        trail.chain = tuple(trail.chain)
+        trail.end(now_s)
         self._ended.append(trail)
         self._bytes += _cost_bytes(trail)
         while len(self._ended) > MAX_REQUESTS or self._bytes > self._max_bytes:

@@ -82,8 +82,8 @@ def _limit(text: str) -> tuple[str, float]:
         number = float(value)
     except ValueError:
         number = float("nan")
-    if not equals or not name or not 0 < number < float("inf"):
-        raise UsageError(f"a budget is written NAME=VALUE, with a number above 0; got '{text}'")
+    if not equals or not name or not 0 <= number < float("inf"):
+        raise UsageError(f"a budget is written NAME=VALUE, with a number from 0; got '{text}'")
     return name, number
 
 

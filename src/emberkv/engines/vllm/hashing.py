@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Final
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-from vllm.v1.kv_offload.base import make_offload_key
 from vllm.v1.request import Request
 
 from emberkv.domain.types import ChunkKey
+from emberkv.engines.vllm import compat
 from emberkv.errors import UsageError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.core.kv_cache_utils import BlockHash
     from vllm.v1.kv_offload.config import OffloadingConfig
 
 PIECE_BLOCKS: Final = 32
@@ -54,13 +53,4 @@ class PromptHasher:
         for first in range(piece_tokens, len(tokens), piece_tokens):
             request.append_output_token_ids(list(tokens[first : first + piece_tokens]))
             time.sleep(0)
-        return chunk_keys(request.block_hashes, self._hashes_per_chunk)
-
-
-def chunk_keys(block_hashes: Sequence[BlockHash], hashes_per_chunk: int) -> list[ChunkKey]:
-    """The keys of whole chunks: each is named by the hash of its last block.
-
-    Of the one KV cache group that a model may have here.
-    """
-    last = block_hashes[hashes_per_chunk - 1 :: hashes_per_chunk]
-    return [ChunkKey(make_offload_key(block_hash, 0)) for block_hash in last]
+        return compat.chunk_keys(request, self._hashes_per_chunk)

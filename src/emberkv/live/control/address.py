@@ -14,6 +14,7 @@ import fcntl
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -23,8 +24,9 @@ from emberkv.live.keeper.channel import require_same_user
 
 RUNTIME_DIR_VARIABLE: Final = "EMBERKV_RUNTIME_DIR"
 SUFFIX: Final = ".sock"
-BACKLOG: Final = 16
+BACKLOG: Final = 64
 CONNECT_S: Final = 2.0
+PAUSE_S: Final = 0.01
 
 
 def runtime_dirs() -> list[Path]:
@@ -175,15 +177,23 @@ class _Descriptor:
 
 
 def _connect(directory_fd: int, name: str) -> socket.socket | None:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(CONNECT_S)
-    try:
-        sock.connect(_path(directory_fd, name))
-        require_same_user(sock)
-    except (OSError, KeeperError):
-        sock.close()
-        return None
-    return sock
+    deadline_s = time.monotonic() + CONNECT_S
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(CONNECT_S)
+        try:
+            sock.connect(_path(directory_fd, name))
+            require_same_user(sock)
+        except BlockingIOError:  # its queue is full at this moment
+            sock.close()
+            if time.monotonic() > deadline_s:
+                return None
+            time.sleep(PAUSE_S)
+        except (OSError, KeeperError):
+            sock.close()
+            return None
+        else:
+            return sock
 
 
 def _is_served(directory_fd: int, name: str) -> bool:

@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -48,6 +49,7 @@ class ControlServer:
         self._answer = answer
         self._idle_s = idle_s
         self._ended = threading.Event()
+        self._turned_away: deque[Channel] = deque()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
@@ -62,6 +64,8 @@ class ControlServer:
             self._ended.set()
             _wake(self._listener.sock)
             self._listener.close()
+            for channel in list(self._turned_away):
+                channel.close()
 
     def _listen(self) -> None:
         while not self._ended.is_set():
@@ -74,7 +78,7 @@ class ControlServer:
                 self._ended.wait(0.1)  # for instance out of descriptors
                 continue
             if not self._places.acquire(blocking=False):
-                sock.close()
+                self._turn_away(sock)
                 continue
             try:
                 threading.Thread(
@@ -83,6 +87,15 @@ class ControlServer:
             except RuntimeError:  # no more threads
                 self._places.release()
                 sock.close()
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        """Say so, and stay open for a while: who still sends would not read it otherwise."""
+        channel = Channel(sock, protocol=PROTOCOL, max_frame_bytes=MAX_REQUEST_BYTES)
+        reason = f"the server answers {MAX_CONNECTIONS} clients already; try again"
+        channel.send(encode(Refused(reason, mistake=False)))
+        self._turned_away.append(channel)
+        if len(self._turned_away) > MAX_CONNECTIONS:
+            self._turned_away.popleft().close()
 
     def _serve(self, sock: socket.socket) -> None:
         channel = Channel(sock, protocol=PROTOCOL, max_frame_bytes=MAX_REQUEST_BYTES)

@@ -29,10 +29,16 @@ R = TypeVar("R")
 
 
 class Shared(Protocol):
-    """Something that two threads call in turns."""
+    """Something that two threads call in turns, and that a defect of ours turns off."""
+
+    serving: bool
 
     @property
     def turns(self) -> Turns: ...
+
+    def give_up(self, error: Exception) -> None:
+        """Turn off for good; an error of ours must not become the engine's."""
+        ...
 
 
 S = TypeVar("S", bound=Shared)
@@ -44,6 +50,25 @@ def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S,
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.turns.lock:
             return method(self, *args, **kwargs)
+
+    call.__doc__ = method.__doc__
+    return call
+
+
+def contained(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], R | None]:
+    """Make a method exclusive, answer None once it is off, and turn it off if it raises."""
+
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        with self.turns.lock:
+            if not self.serving:
+                return None
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                self.give_up(error)
+                return None
 
     call.__doc__ = method.__doc__
     return call
@@ -72,7 +97,7 @@ class Turns:
                     continue
                 try:
                     call()
-                except BaseException as error:  # noqa: BLE001 - the caller's, on its own thread
+                except BaseException as error:  # the caller's, who waits for it
                     future.set_exception(error)
                 else:
                     future.set_result(None)
