@@ -193,6 +193,20 @@ def test_without_the_connector_only_what_was_looked_up_is_known() -> None:
     ]
 
 
+def test_a_request_that_waits_is_told_as_such() -> None:
+    engine = Engine()
+    operations = operations_on(engine)
+    engine.on_disk(A, chain("x", 3))
+    engine.manager.begin(B)
+    engine.manager.describe(B, 33, lambda: chain("x", 3))
+    assert "has not been looked up yet" in stories.summary(operations.why_request("b"))
+    engine.ask(B, chain("x", 3))
+    engine.step()
+    explanation = operations.why_request("b")
+    assert brief(explanation) == [(0, 3, Place.DISK, "not_given_yet")]
+    assert stories.summary(explanation).startswith("b, which is still here, got 0 of 33")
+
+
 def test_requests_are_found_by_id_or_a_part_of_it() -> None:
     engine = Engine()
     operations = operations_on(engine)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BAR_CHARACTERS: Final = 20
 EVENT_LINES: Final = 5
+FACT_LINES: Final = 4
 FACT_CHARACTERS: Final = 60
 SOURCE_STYLES: Final = {"device": "cyan", "ram": "green", "disk": "blue", "computed": "dim"}
 
@@ -38,7 +39,8 @@ def frame(now: Moment, before: Moment | None, *, keys: str = "") -> RenderableTy
     from rich.text import Text
 
     parts: list[RenderableType] = [_head(now.status, keys), Text(), _tiers(now.status), Text()]
-    parts += [_sources(now, before), _requests(now, before), _copies(now, before)]
+    parts += [_sources(now, before), _ever(now.status), _requests(now, before)]
+    parts.append(_copies(now, before))
     parts += _facts(now.status)
     parts += [Text(), *_events(now.status)]
     return Group(*parts)
@@ -109,7 +111,7 @@ def _since(now: Mapping[str, float], before: Mapping[str, float] | None) -> dict
 
 
 def _sources(now: Moment, before: Moment | None) -> RenderableType:
-    """Where prompt tokens came from: of late, and since the start."""
+    """Where prompt tokens of late came from."""
     from rich.text import Text
 
     whole = now.status.tokens_by_source
@@ -119,10 +121,16 @@ def _sources(now: Moment, before: Moment | None) -> RenderableType:
         part = share(late.get(source, 0), sum(late.values()))
         line.append(f" {source} {part}", style=SOURCE_STYLES[source])
     line.append(f"   {_rate(sum(late.values()), now, before)} tokens/s")
-    total = sum(whole.values())
-    reused = total - whole.get("computed", 0)
-    line.append(f"   of {count(total)} ever: {share(reused, total)}", style="dim")
     return line
+
+
+def _ever(status: ServerStatus) -> RenderableType:
+    from rich.text import Text
+
+    total = sum(status.tokens_by_source.values())
+    reused = total - status.tokens_by_source.get("computed", 0)
+    said = f"ever     {share(reused, total)} of {count(total)} prompt tokens were not computed"
+    return Text(said, no_wrap=True, overflow="ellipsis", style="dim")
 
 
 def _requests(now: Moment, before: Moment | None) -> RenderableType:
@@ -154,7 +162,7 @@ def _facts(status: ServerStatus) -> list[RenderableType]:
     from rich.text import Text
 
     lines: list[RenderableType] = []
-    for name, facts in status.facts.items():
+    for name, facts in list(status.facts.items())[:FACT_LINES]:
         said = ", ".join(f"{key} {_short(value)}" for key, value in facts.items())
         lines.append(Text(f"{name:8} {said}", no_wrap=True, overflow="ellipsis"))
     return lines

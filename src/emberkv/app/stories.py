@@ -37,6 +37,7 @@ HAPPENED: Final = {
 REASONS: Final = {
     "never_seen": "never stored: nobody has offered it since the record began{began}",
     "behind_a_break": "there, but of no use: a chunk before it is missing",
+    "not_given_yet": "found, and the request is about to get it",
     "not_looked_up": "the engine did not ask for it",
     "writing": "being computed for another request; it can be used when that is done",
     "shut": "there, but the tier is shut",
@@ -91,6 +92,8 @@ def _got(explanation: Explanation) -> str:
     name = asked.external_id or asked.request
     if not asked.ended and asked.why_not_more == "not_asked":
         return f"{name} is here and has not been looked up yet"
+    if not asked.ended:
+        name += ", which is still here,"
     total = asked.device_tokens + asked.ram_tokens + asked.disk_tokens
     waited = f", after {span(asked.wait_s)} of waiting" if asked.wait_s else ""
     return (

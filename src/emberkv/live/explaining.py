@@ -30,8 +30,12 @@ NOT_LOOKED_UP: Final = "not_looked_up"
 WRITING: Final = "writing"
 SHUT: Final = "shut"
 
+NOT_GIVEN_YET: Final = "not_given_yet"
+"""A request that is still there has been told of the chunk and has not loaded it."""
+
 _ENTERED: Final = frozenset({Event.ADMITTED, Event.PROMOTED, Event.WRITTEN_BEHIND})
 _LEFT: Final = frozenset({Event.EVICTED, Event.LOST})
+_NOT_YET: Final = frozenset({NOT_LOOKED_UP, BEHIND_A_BREAK})
 _PLACES: Final = {RAM: Place.RAM, DISK: Place.DISK}
 
 
@@ -135,6 +139,8 @@ def explain_request(trail: Trail, tokens_per_chunk: int, known: Known) -> tuple[
             if level is None and stopped != key:  # behind the break nobody looked
                 place = _last_place(told)
             reason = _why_missed(facts.miss_reason, at == loaded_end, stopped == key, place, told)
+            if trail.ended_s is None and level is not None and reason in _NOT_YET:
+                reason = NOT_GIVEN_YET
             before = askers.get(key) if reason == NEVER_SEEN else None
             chunks.append(_Chunk(place, False, reason, told, before))
     return _stretches(keys, chunks, known.now_s)
