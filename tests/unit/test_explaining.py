@@ -207,6 +207,32 @@ def test_a_request_that_waits_is_told_as_such() -> None:
     assert stories.summary(explanation).startswith("b, which is still here, got 0 of 33")
 
 
+def test_a_preempted_request_is_told_as_it_was_first_admitted() -> None:
+    engine = Engine()
+    operations = operations_on(engine)
+    serve(engine, A, chain("x", 2))
+    keys = [*chain("x", 2), *chain("y", 2)]
+    engine.manager.begin(B)
+    engine.manager.describe(B, 43, lambda: keys)
+    engine.ask(B, keys)
+    engine.manager.prepare_load(B, keys[:2])
+    engine.manager.facts(B).ram_tokens = 20  # type: ignore[union-attr]
+    engine.step(started=[B])
+    engine.manager.complete_load(B)
+    before = brief(operations.why_request("b"))
+    engine.step(preempted=[B])
+    engine.manager.prepare_store(B, keys[2:], keys[1])
+    engine.manager.complete_store(B, keys[2:])
+    engine.step()
+    assert engine.ask(B, keys)[0] is RETRY  # put off for one step
+    engine.step()
+    assert engine.ask(B, keys) == [HIT] * 4
+    assert brief(operations.why_request("b")) == before
+    engine.manager.finish(B)
+    assert brief(operations.why_request("b")) == before
+    assert before == [(0, 2, Place.RAM, None), (2, 4, Place.NOWHERE, "never_seen")]
+
+
 def test_requests_are_found_by_id_or_a_part_of_it() -> None:
     engine = Engine()
     operations = operations_on(engine)

@@ -17,7 +17,7 @@ from emberkv.core.stack import TierStack
 from emberkv.domain.types import DISK, RAM, TIER_NAMES, ChunkKey, Level
 from emberkv.live.control.messages import AskedRequest, Happened, Place, Stretch
 from emberkv.live.fates import Happening
-from emberkv.live.recent import Trail
+from emberkv.live.recent import Seen, Trail
 from emberkv.observe.requests import MissReason
 
 NEVER_SEEN: Final = "never_seen"
@@ -116,7 +116,7 @@ def explain_prompt(
 def explain_request(trail: Trail, tokens_per_chunk: int, known: Known) -> tuple[Stretch, ...]:
     """What a request found when it was answered; `known` is of `keys_of(trail)`."""
     keys = keys_of(trail)
-    facts, found, stopped = trail.facts, bytes(trail.found), trail.stopped
+    facts, seen = trail.facts, trail.seen
     on_device = facts.device_tokens // tokens_per_chunk if trail.keys is not None else 0
     got_tokens = facts.device_tokens + facts.ram_tokens + facts.disk_tokens
     loaded_end = got_tokens // tokens_per_chunk
@@ -126,19 +126,19 @@ def explain_request(trail: Trail, tokens_per_chunk: int, known: Known) -> tuple[
     chunks: list[_Chunk] = []
     for at, key in enumerate(keys):
         told = tuple(
-            h for h in known.history.get(key, ()) if trail.mark is None or h.mark <= trail.mark
+            h for h in known.history.get(key, ()) if seen.mark is None or h.mark <= seen.mark
         )
         index = at - on_device
-        level = Level(found[index]) if 0 <= index < len(found) else None
+        level = Level(seen.found[index]) if 0 <= index < len(seen.found) else None
         if at < on_device:
             chunks.append(_Chunk(Place.DEVICE, True, None))
         elif at < loaded_end:
             chunks.append(_Chunk(_PLACES[level or RAM], True, None, told))
         else:
             place = Place.NOWHERE if level is None else _PLACES[level]
-            if level is None and stopped != key:  # behind the break nobody looked
+            if level is None and seen.stopped != key:  # behind the break nobody looked
                 place = _last_place(told)
-            reason = _why_missed(facts.miss_reason, at == loaded_end, stopped == key, place, told)
+            reason = _why_missed(seen, key, at == loaded_end, place, told)
             if trail.ended_s is None and level is not None and reason in _NOT_YET:
                 reason = NOT_GIVEN_YET
             before = askers.get(key) if reason == NEVER_SEEN else None
@@ -147,24 +147,24 @@ def explain_request(trail: Trail, tokens_per_chunk: int, known: Known) -> tuple[
 
 
 def _why_missed(
-    said: MissReason, breaks: bool, stopped: bool, place: Place, told: Sequence[Happening]
+    seen: Seen, key: ChunkKey, breaks: bool, place: Place, told: Sequence[Happening]
 ) -> str:
     """Why a request did not get a chunk: the one where its chain `breaks`, or one behind it."""
     if not breaks:
         return _why_gone(told) if place is Place.NOWHERE else BEHIND_A_BREAK
-    if stopped and said is MissReason.NOT_STORED:
+    if seen.stopped == key and seen.reason is MissReason.NOT_STORED:
         return _why_gone(told)
-    if said in (MissReason.WHOLE, MissReason.NOT_ASKED):
+    if seen.reason in (MissReason.WHOLE, MissReason.NOT_ASKED):
         return NOT_LOOKED_UP
-    return str(said.value)
+    return str(seen.reason.value)
 
 
 def keys_of(trail: Trail) -> tuple[ChunkKey, ...]:
     """The chunks that are known of a request: the whole prompt's, or those it looked up."""
     if trail.keys is not None:
         return trail.keys
-    looked_up = tuple(trail.chain)
-    return looked_up if trail.stopped is None else (*looked_up, trail.stopped)
+    seen = trail.seen
+    return seen.chain if seen.stopped is None else (*seen.chain, seen.stopped)
 
 
 def summary_of(trail: Trail, now_s: float) -> AskedRequest:

@@ -198,8 +198,8 @@ class TierManager:
         if state.put_off:
             return
         if state.answering is Answering.COLLECT:
-            state.chain.clear()
             state.trail.begin_pass()
+            state.chain.clear()
             state.deferred = False
             state.facts.miss_reason = MissReason.WHOLE
             state.levels = self.stack.open_levels(request)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from emberkv.domain.types import ChunkKey
-from emberkv.observe.requests import RequestFacts
+from emberkv.observe.requests import MissReason, RequestFacts
 
 MAX_REQUESTS: Final = 512
 MAX_RECENT_BYTES: Final = 16 << 20
@@ -17,16 +18,30 @@ REQUEST_BYTES: Final = 2048
 KEY_BYTES: Final = 96
 
 
-class Trail:
-    """What one request's look-ups came upon.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the look-ups of one admission came upon.
 
-    `keys` are all whole chunks of the prompt, where the adapter names them. `chain` is what its
-    last pass found, `found[n]` the level of `chain[n]`, `stopped` the chunk that was nowhere.
-    Before `mark` is what had happened by its last answer.
+    `found[n]` is the level of `chain[n]`, `stopped` the chunk that ended the chain. What had
+    happened by the answer has no greater mark than `mark`.
+    """
+
+    chain: tuple[ChunkKey, ...]
+    found: bytes
+    stopped: ChunkKey | None
+    mark: int | None
+    reason: MissReason
+
+
+class Trail:
+    """What one request's look-ups come upon: `chain`, `found`, `stopped` and `mark` as in `Seen`.
+
+    Its facts are of its first admission; so is what is told of a request that was preempted.
     """
 
     __slots__ = (
         "_count",
+        "_first",
         "_keys",
         "_name",
         "began_s",
@@ -48,6 +63,7 @@ class Trail:
         self.ended_s: float | None = None
         self._name: Callable[[], Sequence[ChunkKey]] | None = None
         self._count = 0
+        self._first: Seen | None = None
         self._keys: tuple[ChunkKey, ...] | None = None
 
     @property
@@ -67,8 +83,19 @@ class Trail:
         self.chain = tuple(self.chain)
         self._keys, self._name = self.keys, None
 
+    @property
+    def seen(self) -> Seen:
+        """What the look-ups of its first admission came upon."""
+        return self._first or self._seen()
+
+    def _seen(self) -> Seen:
+        reason = self.facts.miss_reason
+        return Seen(tuple(self.chain), bytes(self.found), self.stopped, self.mark, reason)
+
     def begin_pass(self) -> None:
-        """The request asks anew."""
+        """The request is about to ask anew, and its chain to be cleared."""
+        if self.facts.preemptions and self._first is None:
+            self._first = self._seen()
         self.found.clear()
         self.stopped = None
 

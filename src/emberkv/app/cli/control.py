@@ -48,7 +48,8 @@ def tier(context: click.Context, tier: str, gate: str) -> int:
 def purge(context: click.Context, scope: str) -> int:
     """Forget what is in RAM, on disk, or (the default) everything, for good.
 
-    Of RAM alone, chunks that are just being loaded or copied stay.
+    Of RAM alone, chunks that are just being loaded or copied stay. The device cache is the
+    engine's own and stays too.
     """
     from emberkv.live.control.messages import Purge, PurgeScope
 
