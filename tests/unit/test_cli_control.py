@@ -128,7 +128,7 @@ def test_tiers_are_shut_and_opened(run: Run) -> None:
     serve(engine, A, chain("x", 2))
     status, shown, _ = run("control", "tier", "disk", "off")
     assert (status, shown) == (0, "blue: tier disk is shut: neither read nor written\n")
-    assert engine.manager.stack.gate(DISK) == SHUT
+    assert engine.manager.stack.gates[DISK] == SHUT
     assert run("control", "tier", "ram", "off")[0] == 0
     assert json.loads(run("status", "--json")[1])[0]["tiers"][0]["gate"] == "off"
     assert run("control", "tier", "ram", "drain")[0] == 0

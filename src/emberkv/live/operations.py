@@ -154,7 +154,7 @@ class Operations:
         found = []
         for at, tier in enumerate(stack.tiers):
             level = Level(at)
-            gate = stack.gate(level)
+            gate = stack.gates[level]
             found.append(
                 TierStatus(
                     name=TIER_NAMES[at],
@@ -331,7 +331,7 @@ class Operations:
         shut = {
             places[level]
             for level in range(len(stack.tiers))
-            if not stack.gate(Level(level)).load_share
+            if not stack.gates[Level(level)].load_share
         }
         if Place.RAM in shut:
             shut.add(Place.DISK)
