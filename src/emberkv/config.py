@@ -32,6 +32,7 @@ OWN_KEYS: Final = (
     "model_identity",
     "request_log",
     "on_busy_disk",
+    "control",
 )
 TIER_KEYS: Final = ("type", "root_dir", "size_bytes", "n_read_threads", "n_write_threads")
 
@@ -86,6 +87,7 @@ class Config:
     model_identity: str | None = None
     request_log: Path | None = None
     on_busy_disk: str = "serve_without"
+    control: bool = True
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -121,6 +123,7 @@ def parse(extra_config: Mapping[str, object]) -> Config:
         model_identity=_text(extra_config, "model_identity"),
         request_log=_path(extra_config, "request_log"),
         on_busy_disk=_choice(extra_config, "on_busy_disk", ON_BUSY_DISK, "serve_without"),
+        control=_flag(extra_config, "control", True),
     )
 
 
@@ -187,6 +190,13 @@ def _seconds(config: Mapping[str, object], key: str, default: float, *, minimum:
     if isinstance(value, bool) or not _is_finite(value) or not value >= minimum:
         raise ConfigError(f"{key} must be a number of seconds, {minimum:g} or more, got {value!r}")
     return float(value)
+
+
+def _flag(config: Mapping[str, object], key: str, default: bool) -> bool:
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key} must be true or false, got {value!r}")
+    return value
 
 
 def _number(

@@ -53,6 +53,8 @@ def test_every_key_has_its_row_and_every_row_its_key(section: str, keys: tuple[s
 def shown(value: object) -> str:
     if value is None or value == ():
         return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 

@@ -58,6 +58,8 @@ class RealServer:
     instance: str
     entry: str = "serve"
     dtype: str = "float32"
+    ram: str = "256MiB"
+    disk_size: str = "512MiB"
     port: int = field(default_factory=free_port)
     asked: int = 0
 
@@ -78,7 +80,7 @@ class RealServer:
         ]
         if self.entry == "plain":
             return [str(VLLM), "serve", str(self.model), *flags]
-        tiers = ["--ram", "256MiB", "--disk", str(self.disk), "--disk-size", "512MiB"]
+        tiers = ["--ram", self.ram, "--disk", str(self.disk), "--disk-size", self.disk_size]
         names = ["--instance", self.instance, "--request-log", str(self.request_log)]
         return [str(SERVE), "serve", str(self.model), *tiers, *names, "--", *flags]
 

@@ -54,6 +54,7 @@ class ServeOptions:
     instance: str | None = None
     model_identity: str | None = None
     on_busy_disk: str | None = None
+    no_control: bool = False
     vllm_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class ServeOptions:
             "instance": self.instance,
             "model_identity": self.model_identity,
             "on_busy_disk": self.on_busy_disk,
+            "control": False if self.no_control else None,
             # Answers are part of the next turn's prompt.
             "offload_prompt_only": False,
         }

@@ -430,8 +430,7 @@ class TierStack:
 
     def empty(self, level: Level) -> None:
         """Evict all that may leave of a tier."""
-        tier = self.tiers[level]
-        self._evictions.left(level, tier.make_room(tier.slot_count, None))
+        self._evictions.left(level, self.tiers[level].evict_all())
 
     def set_gate(self, level: Level, gate: Gate) -> None:
         """Open or shut a tier, for requests that ask from now on and chunks offered from now on."""

@@ -46,12 +46,14 @@ def _end(stack: TierStack, state: RequestState, hits: int, now_s: float) -> Look
 def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
     level = stack.residence(key, now_s, state.levels)
     if level is None or len(state.chain) == state.chunk_limit:
+        state.trail.stopped = key
         state.facts.miss_reason = _why_not(stack, state, key, level, now_s)
         return Lookup.MISS
     if not _pays(stack, state, key, level, now_s):
         state.facts.miss_reason = MissReason.NOT_WORTH
         return Lookup.MISS
     state.chain.append(key)
+    state.trail.found.append(level)
     if level == RAM:
         return Lookup.HIT
     if not state.deferred:

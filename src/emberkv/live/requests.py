@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from emberkv.domain.hints import Hints
 from emberkv.domain.types import ChunkKey, Level, RequestId
+from emberkv.live.recent import Trail
 from emberkv.observe.requests import RequestFacts
 
 
@@ -40,6 +41,7 @@ class RequestState:
         "probe",
         "put_off",
         "token_s",
+        "trail",
         "wait_began_s",
     )
 
@@ -58,6 +60,7 @@ class RequestState:
         self.asked_step = -1
         self.index = 0
         self.chain: list[ChunkKey] = []
+        self.trail = Trail(self.facts, self.chain, arrived_s)
         self.deferred = False
         self.wait_began_s: float | None = None
         self.load_began_s: float | None = None

@@ -17,7 +17,7 @@ import emberkv
 from emberkv.config import nearest
 from emberkv.errors import EmberError, UsageError
 
-COMMANDS = ("serve", "doctor", "inspect", "verify", "purge")
+COMMANDS = ("serve", "status", "top", "why", "control", "doctor", "inspect", "verify", "purge")
 
 
 class _Commands(click.Group):

@@ -11,10 +11,13 @@ from emberkv.core.limits import Limits
 from emberkv.core.residents import Residents
 from emberkv.core.retention import Quotas
 from emberkv.core.stack import TierStack
-from emberkv.domain.types import DISK, TenantName
+from emberkv.domain.types import DISK, Level, TenantName
 from emberkv.engines.vllm.manager import EmberOffloadingManager
+from emberkv.live.control.server import start_control
 from emberkv.live.driver import Driver
+from emberkv.live.keeper.client import KeeperClient
 from emberkv.live.manager import TierManager
+from emberkv.live.operations import About, HashPrompt, Operations
 from emberkv.observe.request_log import RequestLog
 from emberkv.policy.eviction import EVICTION_POLICIES
 
@@ -32,11 +35,12 @@ def build_manager(
     tokens_per_chunk: int,
     clock: Callable[[], float],
     make_stack: Callable[[Sequence[Residents], Limits, Terms, Quotas], TierStack] = TierStack,
+    hash_prompt: HashPrompt | None = None,
 ) -> EmberOffloadingManager:
     """The manager that vLLM calls, over a driver's tiers. `clock` gives monotonic seconds.
 
-    `make_stack` may give a stack that audits itself. Raises `ConfigError` if the request log can't
-    be written.
+    `make_stack` may give a stack that audits itself. `hash_prompt` is for dry runs. Raises
+    `ConfigError` if the request log can't be written.
     """
     policy = EVICTION_POLICIES[settings.eviction_policy]
     chunk_bytes = driver.arena.geometry.chunk_bytes
@@ -65,6 +69,31 @@ def build_manager(
         log.write,
         strict=os.environ.get(STRICT_VARIABLE) == "1",
     )
+    manager.fates.policies.update({Level(n): settings.eviction_policy for n in range(len(tiers))})
     if settings.disk is not None and len(tiers) <= DISK:
-        manager.tally.tier_up(DISK, up=False)
-    return EmberOffloadingManager(manager, tokens_per_chunk, log.close)
+        failure = driver.disk_failure if isinstance(driver, KeeperClient) else None
+        manager.tally.tier_up(DISK, up=False, reason=failure or "")
+    about = _about(driver, settings, tokens_per_chunk, hash_prompt)
+    operations = Operations(manager, about, clock)
+    control = start_control(operations) if settings.control else None
+
+    def close() -> None:
+        if control is not None:
+            control.close()
+        log.close()
+
+    return EmberOffloadingManager(manager, tokens_per_chunk, close)
+
+
+def _about(
+    driver: Driver, settings: Config, tokens_per_chunk: int, hash_prompt: HashPrompt | None
+) -> About:
+    keeper = driver if isinstance(driver, KeeperClient) else None
+    return About(
+        instance=keeper.instance if keeper else settings.instance or f"engine-{os.getpid()}",
+        tokens_per_chunk=tokens_per_chunk,
+        namespace=keeper.namespace if keeper else None,
+        root_dir=str(settings.disk.root_dir.absolute()) if settings.disk else None,
+        keeper_pid=lambda: keeper.keeper_pid if keeper else None,
+        hash_prompt=hash_prompt,
+    )

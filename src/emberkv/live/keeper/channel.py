@@ -29,15 +29,26 @@ _FD_SPACE: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class Channel:
-    """Both ends of the keeper's socket. Owns the socket; closed at the first error or end."""
+    """Both ends of a private socket. Owns the socket; closed at the first error or end.
 
-    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
+    Frames of another `protocol`, or announced as longer than `max_frame_bytes`, close it.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        takes_descriptors: bool = False,
+        protocol: int = PROTOCOL,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.closed = False
-        self.max_frame_bytes = MAX_FRAME_BYTES
+        self.max_frame_bytes = max_frame_bytes
         self.fault = "the connection was closed"
         self._takes_descriptors = takes_descriptors
+        self._protocol = protocol
         self._descriptors: list[int] = []
         self._received = bytearray()
         self._unsent: deque[memoryview] = deque()
@@ -53,7 +64,7 @@ class Channel:
         """
         if self.closed:
             return
-        frame = memoryview(_HEADER.pack(PROTOCOL, len(payload)) + payload)
+        frame = memoryview(_HEADER.pack(self._protocol, len(payload)) + payload)
         if descriptor is not None:
             frame = self._send_descriptor(frame, descriptor)
         if frame:
@@ -100,7 +111,7 @@ class Channel:
                 self.close()
                 break
             self._received += piece
-            if len(piece) < READ_BYTES:
+            if len(piece) < READ_BYTES or len(self._received) > self.max_frame_bytes:
                 break
         return self._frames() if self._received else []
 
@@ -122,10 +133,10 @@ class Channel:
         received = self._received
         while len(received) - at >= _HEADER.size:
             protocol, length = _HEADER.unpack_from(received, at)
-            if protocol != PROTOCOL or length > self.max_frame_bytes:
+            if protocol != self._protocol or length > self.max_frame_bytes:
                 self.fault = (
                     "the other side speaks another version of the protocol"
-                    if protocol != PROTOCOL
+                    if protocol != self._protocol
                     else f"the other side announces a message of {length} bytes"
                 )
                 self.close()

@@ -141,12 +141,8 @@ class KeeperClient:
 
     def reset(self) -> bool:
         deadline_s = time.monotonic() + RESET_S
-        self._pump()  # notices a keeper that is gone
-        self._reset_number += 1
-        self._reset_owed = self._has_disk
-        if self._is_attached():
-            self._channel.send(encode(ResetTiers(self._reset_number)))
-        elif self._has_disk:
+        self.begin_reset()
+        if not self._is_attached() and self._has_disk:
             self._has_fresh.wait(RESET_S)
             self._pump()  # asks the new keeper for what is owed
         while self._reset_owed and self._is_attached():
@@ -158,6 +154,17 @@ class KeeperClient:
         if self._reset_owed:
             self._disk_down("the disk tier was not reset in time")
         return not self._reset_owed
+
+    def begin_reset(self) -> None:
+        self._pump()  # notices a keeper that is gone
+        self._reset_number += 1
+        self._reset_owed = self._has_disk
+        if self._is_attached():
+            self._channel.send(encode(ResetTiers(self._reset_number)))
+
+    @property
+    def reset_is_owed(self) -> bool:
+        return self._reset_owed
 
     def close(self, *, clean: bool) -> None:
         if self._closed:
