@@ -264,7 +264,6 @@ def test_history_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"budgets": ()}, "at least one signal"),
         ({"budgets": CONFIG.budgets * 2}, "one budget per signal"),
         ({"window_s": 1.0}, "window_s of the guard must be 5 seconds"),
         ({"cooldown_s": math.nan}, "cooldown_s"),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 import emberkv
-from emberkv.config import nearest
+from emberkv.config_values import nearest
 from emberkv.errors import EmberError, UsageError
 
 COMMANDS = ("serve", "doctor", "inspect", "verify", "purge")

@@ -73,7 +73,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class GuardConfig:
-    """The rules of a guard. Budgets are in seconds by now, whatever they were given relative to."""
+    """The rules of a guard. Without a budget it watches nothing."""
 
     budgets: tuple[Budget, ...]
     window_s: float = 60.0
@@ -93,7 +93,9 @@ class GuardConfig:
     """A step that found too few requests in so long, none of them at fault, is passed."""
 
     def __post_init__(self) -> None:
-        self._require_budgets()
+        signals = [budget.signal for budget in self.budgets]
+        if len(signals) != len(set(signals)):
+            raise ConfigError("the guard takes one budget per signal")
         for name in ("window_s", "cooldown_s", "max_cooldown_s", "patience_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= MIN_WINDOW_S):
@@ -108,13 +110,6 @@ class GuardConfig:
         shares = self.trial_shares
         if not shares or any(not 0 < share < 1 for share in shares) or _not_rising(shares):
             raise ConfigError("trial_shares of the guard must rise, each between 0 and 1")
-
-    def _require_budgets(self) -> None:
-        signals = [budget.signal for budget in self.budgets]
-        if not signals:
-            raise ConfigError("the guard needs a budget for at least one signal")
-        if len(signals) != len(set(signals)):
-            raise ConfigError("the guard takes one budget per signal")
 
 
 def _not_rising(values: tuple[float, ...]) -> bool:
