@@ -179,7 +179,7 @@ class Oracle:
 configs = st.builds(
     GuardConfig,
     budgets=st.just(tuple(Budget(signal, (Limit(None, 1.0),)) for signal in SIGNALS)),
-    window_s=st.sampled_from([6.0, 12.0]),
+    window_s=st.sampled_from([5.5, 7.0, 12.0]),
     min_samples=st.sampled_from([10, 40]),
     cooldown_s=st.sampled_from([6.0, 30.0]),
     max_cooldown_s=st.just(60.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,8 @@ def test_a_disk_that_recovers_comes_back_step_by_step() -> None:
         Cause.TRIAL_PASSED,
     ]
     assert [each.gate for each in server.changes[1:]] == [Gate(0.05), Gate(0.25), OPEN]
+    for passed in server.changes[2:]:
+        assert passed.evidence[0].samples >= CONFIG.trial_samples
     assert server.run(5000) == []
 
 
@@ -103,6 +106,16 @@ def test_a_server_that_is_slow_by_itself_gets_its_tiers_back_and_it_is_said() ->
     assert isinstance(said, list)
     assert said[0].startswith("ttft_p99 2")
     assert server.run(20_000) == []  # and they are not taken out again for the same slowness
+
+
+def test_requests_on_trial_may_be_as_slow_as_the_others() -> None:
+    """Bursts that everybody feels are no sustained breach, and fail no trial."""
+    server = GuardedServer(slow_disk)
+    server.run_until(lambda: bool(server.changes))
+    server.first_token = lambda now, _loads: 5.0 if now % 60 < 8 else 0.5
+    server.run_until(lambda: server.guard.gate(DISK) == OPEN)
+    assert set(causes(server)[2:]) == {Cause.TRIAL_PASSED}
+    assert server.changes[-1].evidence[0].p99_ratio > 1.0
 
 
 def test_an_excuse_ends_when_the_budget_is_met_again() -> None:
@@ -252,6 +265,23 @@ def test_facts_are_plain_values_at_every_stage() -> None:
         assert facts["tiers"][1]["stage"] == stage.value
     assert facts["tiers"][1]["trial_samples"]["ttft_p99"]["others"] > 0
     assert [change["cause"] for change in facts["changes"]] == ["breach", "cooled_down"]
+
+
+def test_memory_is_bounded_whatever_is_observed() -> None:
+    guard = Guard(CONFIG, 2)
+    sizes = []
+    for second in range(3000):
+        for step in range(5):
+            guard.observe(
+                Signal.FIRST_TOKEN,
+                10.0 ** ((second * 5 + step) % 37 - 18),
+                float(second),
+                context_tokens=None,
+                on_trial=bool(step % 2),
+            )
+        if second % 1000 == 999:
+            sizes.append(len(pickle.dumps(guard)))
+    assert max(sizes) < 1.2 * min(sizes)
 
 
 def test_history_is_bounded() -> None:
