@@ -97,12 +97,17 @@ def exceedance(above: int, samples: int, base_above: int, base_samples: int) -> 
     That value is one of the base's. The chance is that of the `above + base_above` highest of all
     together no more than `base_above` being the base's own.
     """
-    highest, together = above + base_above, samples + base_samples
-    ways = sum(
-        math.comb(base_samples, own) * math.comb(samples, highest - own)
-        for own in range(base_above + 1)
+    highest = above + base_above
+    whole = _log_ways(base_samples + samples, highest)
+    return math.fsum(
+        math.exp(_log_ways(base_samples, own) + _log_ways(samples, highest - own) - whole)
+        for own in range(max(0, highest - samples), min(base_above, base_samples) + 1)
     )
-    return ways / math.comb(together, highest)
+
+
+def _log_ways(of: int, chosen: int) -> float:
+    """The logarithm of the number of ways to choose."""
+    return math.lgamma(of + 1) - math.lgamma(chosen + 1) - math.lgamma(of - chosen + 1)
 
 
 def _of_step(before: Step, run: StepRun, budget: float) -> Iterator[Verdict]:
