@@ -30,6 +30,16 @@ def seconds(config: Mapping[str, object], key: str, default: float, *, minimum: 
     return float(value)
 
 
+def number(
+    config: Mapping[str, object], key: str, default: float, *, low: float, high: float
+) -> float:
+    """A number between two, both included."""
+    value = config.get(key, default)
+    if not is_finite(value) or not low <= value <= high:
+        raise ConfigError(f"{key} must be a number from {low:g} to {high:g}, got {value!r}")
+    return float(value)
+
+
 def text(config: Mapping[str, object], key: str) -> str | None:
     """A text that is not empty; None if the key is not there."""
     value = config.get(key)
