@@ -316,3 +316,24 @@ def test_rules_that_can_not_hold_are_refused(wrong: dict[str, object], said: str
 def test_budgets_that_can_not_hold_are_refused(limits: tuple[Limit, ...]) -> None:
     with pytest.raises(ConfigError):
         Budget(Signal.FIRST_TOKEN, limits)
+
+
+def test_one_call_for_many_samples_is_as_good_as_many_calls() -> None:
+    one, many = Guard(CONFIG, 2), Guard(CONFIG, 2)
+    for second in range(120):
+        value_s = 2.0 if second % 3 else 0.5
+        one.observe(
+            Signal.FIRST_TOKEN,
+            value_s,
+            float(second),
+            context_tokens=None,
+            on_trial=False,
+            count=20,
+        )
+        for _ in range(20):
+            many.observe(
+                Signal.FIRST_TOKEN, value_s, float(second), context_tokens=None, on_trial=False
+            )
+        assert one.decide(float(second)) == many.decide(float(second))
+    assert len(one.history) == 1
+    assert one.as_facts() == many.as_facts()

@@ -36,9 +36,9 @@ class Ratios:
         self._counts: Counter[int] = Counter()
         self.count = 0
 
-    def add(self, ratio: float) -> None:
-        self._counts[class_of(ratio)] += 1
-        self.count += 1
+    def add(self, ratio: float, count: int) -> None:
+        self._counts[class_of(ratio)] += count
+        self.count += count
 
     def merge(self, other: Ratios) -> None:
         self._counts.update(other._counts)
@@ -74,13 +74,13 @@ class Window:
         self._origin_s = origin_s
         self._slices: deque[tuple[int, Ratios]] = deque()
 
-    def add(self, ratio: float, now_s: float) -> None:
+    def add(self, ratio: float, count: int, now_s: float) -> None:
         at = self._slice_at(now_s)
         if not self._slices or self._slices[-1][0] != at:
             self._slices.append((at, Ratios()))
             while self._slices[0][0] < at - SLICES:
                 self._slices.popleft()
-        self._slices[-1][1].add(ratio)
+        self._slices[-1][1].add(ratio, count)
 
     def thirds(self, now_s: float) -> list[Ratios] | None:
         """The three thirds of the window, oldest first; None while it is not full yet."""

@@ -106,8 +106,12 @@ class Guard:
         *,
         context_tokens: int | None,
         on_trial: bool,
+        count: int = 1,
     ) -> None:
-        """Count a sample. `on_trial`: the request may load from a tier that others may not.
+        """Count samples of one value. `on_trial`: of requests that may load from a tier on trial.
+
+        One call for the tokens of one step, where their contexts are of one class, costs as much
+        as for one token.
 
         Signals without a budget cost nothing; samples without one, and values that are no time,
         are counted as not judged.
@@ -118,13 +122,13 @@ class Guard:
         now_s = self._tick(now_s)
         limit_s = budget.seconds(context_tokens)
         if limit_s is None or not value_s >= 0:
-            self._unjudged[signal] += 1
+            self._unjudged[signal] += count
             return
         ratio = value_s / limit_s
         if self._trial is not None:
-            self._trial.add(signal, ratio, on_trial=on_trial)
+            self._trial.add(signal, ratio, count, on_trial=on_trial)
         if self._trial is None or not on_trial:
-            self._windows[signal].add(ratio, now_s)
+            self._windows[signal].add(ratio, count, now_s)
 
     def decide(self, now_s: float) -> list[GateChange]:
         """What is to be changed now: nothing or one gate, which counts as set from here on."""

@@ -53,8 +53,8 @@ class Trial:
         self.step += 1
         self.restart(now_s)
 
-    def add(self, signal: Signal, ratio: float, *, on_trial: bool) -> None:
-        (self._canary if on_trial else self._others)[signal].add(ratio)
+    def add(self, signal: Signal, ratio: float, count: int, *, on_trial: bool) -> None:
+        (self._canary if on_trial else self._others)[signal].add(ratio, count)
 
     def samples(self) -> dict[Signal, tuple[int, int]]:
         """How many samples there are, of requests on trial and of the others."""
