@@ -11,8 +11,11 @@ from emberkv.core.guard.reasons import Evidence
 from emberkv.core.guard.rules import GuardConfig, Signal
 from emberkv.domain.types import Level
 
-CHANCE_OF_A_STEP: Final = 0.01
-"""How often a sound tier may fail one step by bad luck. It only costs another time out."""
+CHANCE_OF_A_STEP: Final = 0.005
+"""How often a sound tier may fail a step by bad luck; it only costs another time out.
+
+Less than one in a hundred, so that a single request fails no trial.
+"""
 
 
 class Verdict(enum.Enum):
