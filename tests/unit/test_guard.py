@@ -337,3 +337,71 @@ def test_one_call_for_many_samples_is_as_good_as_many_calls() -> None:
         assert one.decide(float(second)) == many.decide(float(second))
     assert len(one.history) == 1
     assert one.as_facts() == many.as_facts()
+
+
+def feed(guard: Guard, now_s: float, *, good: int, bad: int) -> None:
+    for value_s, count in ((0.5, good), (9.0, bad)):
+        guard.observe(
+            Signal.FIRST_TOKEN, value_s, now_s, context_tokens=None, on_trial=False, count=count
+        )
+
+
+def test_what_was_seen_before_a_change_counts_no_more() -> None:
+    """Though it lies in the same slice of time as the change."""
+    guard = Guard(CONFIG, 2)
+    for second in range(62):
+        feed(guard, float(second), good=5, bad=0)
+        assert guard.decide(float(second)) == []
+    feed(guard, 61.5, good=0, bad=100_000)
+    guard.by_hand(DISK, OPEN, 62.0)
+    for second in range(62, 123):
+        feed(guard, float(second), good=5, bad=int(second % 20 == 0))
+        assert guard.decide(float(second)) == []
+
+
+def waits_for_trials(server: GuardedServer) -> list[int]:
+    """How long the disk was out before each of its trials."""
+    out_s, waits = 0.0, []
+    for change in server.guard.history:
+        if change.level == DISK and change.gate.load_share == 0.0:
+            out_s = change.at_s
+        elif change.level == DISK and change.gate.load_share == CONFIG.trial_shares[0]:
+            waits.append(round(change.at_s - out_s))
+    return waits
+
+
+def test_failures_are_forgiven_after_a_long_time_in_use() -> None:
+    server = GuardedServer(slow_disk)
+    server.run_until(lambda: waits_for_trials(server) == [300, 600, 1200])
+    server.first_token = lambda _now, _loads: 0.5
+    server.run_until(lambda: server.guard.gate(DISK) == OPEN)
+    for in_use_s, wait_s in ((CONFIG.max_cooldown_s + 10, 300), (100, 600)):
+        server.run(in_use_s)
+        server.first_token = slow_disk
+        server.run_until(lambda: server.guard.gate(DISK) == LOADS_OUT)
+        server.first_token = lambda _now, _loads: 0.5
+        server.run_until(lambda: server.guard.gate(DISK) == OPEN)
+        assert waits_for_trials(server)[-1] == wait_s
+
+
+def test_failures_are_forgiven_when_the_tiers_are_not_the_cause() -> None:
+    server = GuardedServer(slow_disk)
+    server.run_until(lambda: waits_for_trials(server) == [300, 600, 1200])
+    server.first_token = lambda _now, _loads: 2.0
+    server.run_until(lambda: server.guard.gate(RAM) == SHUT)
+    shut_s = server.now_s
+    server.run_until(lambda: server.guard.stage(RAM) is Stage.ON_TRIAL)
+    assert server.now_s - shut_s == pytest.approx(CONFIG.cooldown_s, abs=2)
+    server.run_until(lambda: server.guard.stage(DISK) is Stage.ON_TRIAL)
+    # The disk, out for longer than its time by then, follows a window after RAM is back.
+    assert server.changes[-1].at_s - server.changes[-2].at_s == pytest.approx(WINDOW_S, abs=2)
+    assert server.now_s - shut_s < 1200
+
+
+def test_failures_are_forgiven_by_hand() -> None:
+    server = GuardedServer(slow_disk)
+    server.run_until(lambda: waits_for_trials(server) == [300, 600, 1200])
+    server.guard.by_hand(DISK, OPEN, server.now_s)
+    server.gates.set(DISK, OPEN)
+    server.run_until(lambda: len(waits_for_trials(server)) == 4)
+    assert waits_for_trials(server)[-1] == 300
