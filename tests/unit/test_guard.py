@@ -355,7 +355,7 @@ def test_what_was_seen_before_a_change_counts_no_more() -> None:
     feed(guard, 61.5, good=0, bad=100_000)
     guard.by_hand(DISK, OPEN, 62.0)
     for second in range(62, 123):
-        feed(guard, float(second), good=5, bad=int(second % 20 == 0))
+        feed(guard, float(second), good=5, bad=int(second % 10 == 0))
         assert guard.decide(float(second)) == []
 
 
