@@ -52,7 +52,6 @@ class Promotions:
         if ahead is None or not ahead.ahead:
             self.close(lease.request)
             ahead = None
-        lease.opened_at_s = now_s
         self._leases[lease.request] = lease
         self._queue[lease.request] = lease
         self.settle(now_s)
@@ -249,7 +248,8 @@ class Promotions:
         Nobody waits for them. They serve whoever comes next.
         """
         ram = self._tiers[RAM]
-        most = self._economy.terms.probe_chunks
+        room = self._limits.promotion_chunks - self._transfers.under_way(RAM)
+        most = max(0, min(self._economy.terms.probe_chunks, room))
         if ram.free_count < most and ram.pinned_count > ram.slot_count // 2:
             return
         run: list[tuple[Level, Resident]] = []

@@ -45,11 +45,7 @@ from emberkv.policy.eviction.base import EvictionPolicy
 
 
 class TierStack:
-    """RAM (level 0) and the tiers below it.
-
-    `tiers[0]` is the only one the engine touches; it is offered to the engine, written by it, and
-    everything below is staged through it.
-    """
+    """RAM, the only tier that the engine touches, and the tiers below, staged through it."""
 
     def __init__(
         self,
@@ -160,9 +156,8 @@ class TierStack:
             if resident.state is READY:
                 return RAM
             origin = self.transfers.origin(key)
-            if origin is None or self.transfers.stalled(origin, now_s):
-                return None
-            return origin
+            hopeless = origin is None or self.transfers.stalled(origin, now_s)
+            return None if hopeless or (levels is not None and origin not in levels) else origin
         for level in range(1, len(self.tiers)):
             if levels is not None and level not in levels:
                 continue
@@ -180,6 +175,10 @@ class TierStack:
         chunks = max(1, (tokens - first_token) // self.terms.tokens_per_chunk)
         ahead_s = self.economy.backlog.ahead_s(request)
         return self.economy.cut([(level, chunks)], first_token, ahead_s, now_s) > 0
+
+    def may_begin(self, request: RequestId, has_tokens: int, now_s: float) -> bool:
+        """Whether a request can be computed now without making an earlier one late."""
+        return self.economy.backlog.may_begin(request, has_tokens, now_s)
 
     def promote(
         self,
@@ -202,6 +201,8 @@ class TierStack:
         lease.had = next((n for n, key in enumerate(keys) if not ram.ready(key)), len(keys))
         if step is not None:
             lease.asked_step, lease.asked_at_s = step, now_s
+        end = first_token + len(keys) * self.terms.tokens_per_chunk
+        self.economy.park(request, first_token, lease.had, end, now_s)
         self.promotions.open(lease, now_s)
 
     def look_ahead(
@@ -348,6 +349,7 @@ class TierStack:
             resident.unused = False
         self._loads[request] = list(found), now_s
         end = first_token + len(keys) * self.terms.tokens_per_chunk
+        self.economy.park(request, first_token, 0, end, now_s)
         self.economy.backlog.has(request, end)
         self._keep(visit, keys, first_token, now_s)
         self.write_behind.offer(visit, keys, now_s)
@@ -434,9 +436,6 @@ class TierStack:
     def set_gate(self, level: Level, gate: Gate) -> None:
         """Open or shut a tier, for requests that ask from now on and chunks offered from now on."""
         self.gates.set(level, gate)
-
-    def gate(self, level: Level) -> Gate:
-        return self.gates[level]
 
     def set_policy(self, level: Level, policy: EvictionPolicy) -> None:
         """Let another policy order a tier from now on; it begins with the old one's order."""

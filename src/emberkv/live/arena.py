@@ -6,10 +6,12 @@
     └──────────────────────────────┴─────────────────────────────────────────┘
       key, parent, state,            payload: rank 0's part, rank 1's part, …
       generation, tick  ← manager       written by the workers (store) and
-      checksum, sealed  ← keeper        by the keeper (promotion)
+      checksum, sealed,                 by the keeper (promotion)
+      identity          ← keeper
 
 A row is worth reading only while its header says READY. `checksum` is valid for the generation in
 `sealed`; a restarted engine may take a slot over only if both agree and the row still matches.
+`identity` is the checksum of what the header names and seals, so that a damaged key is no other's.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ HEADER: Final = np.dtype(
         ("tick", "<u8"),
         ("checksum", "<u8"),
         ("sealed", "<u8"),
-        ("spare", "<u1", (8,)),
+        ("identity", "<u8"),
     ]
 )
 assert HEADER.itemsize == 128

@@ -11,7 +11,39 @@ from emberkv.observe.requests import MissReason
 
 
 def collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
-    """Answer for the next chunk of a chain, and remember the chain. O(1) for almost every chunk."""
+    """Answer for the next chunk of a chain, and remember the chain. O(1) for almost every chunk.
+
+    A chain that ends here is of a request that would be computed now. If that would make one late
+    that came before it, it is held: asked again next step.
+    """
+    if state.held:
+        return Lookup.MISS
+    answer = _collect(stack, state, key, now_s)
+    if answer is Lookup.MISS and not state.deferred:
+        return _end(stack, state, len(state.chain), now_s)
+    return answer
+
+
+def settled(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
+    """Answer for the next chunk of a chain that has been waited for: what is ready, or held too."""
+    if state.held:
+        return Lookup.MISS
+    if stack.tiers[RAM].ready(key):
+        state.index += 1
+        return Lookup.HIT
+    return _end(stack, state, state.index, now_s)
+
+
+def _end(stack: TierStack, state: RequestState, hits: int, now_s: float) -> Lookup:
+    """The chain ends after `hits` chunks: MISS, or RETRY for a request that is held."""
+    has_tokens = state.first_token + hits * stack.terms.tokens_per_chunk
+    if stack.may_begin(RequestId(state.facts.request), has_tokens, now_s):
+        return Lookup.MISS
+    state.held = True
+    return Lookup.RETRY
+
+
+def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
     level = stack.residence(key, now_s, state.levels)
     if level is None or len(state.chain) == state.chunk_limit:
         state.facts.miss_reason = _why_not(stack, state, key, level, now_s)
@@ -41,7 +73,8 @@ def _why_not(
 def _pays(stack: TierStack, state: RequestState, key: ChunkKey, level: Level, now_s: float) -> bool:
     """Whether to load could gain anything; asked once per pass for RAM and for what is below.
 
-    What does not pay is tried now and then, without anyone waiting.
+    What does not pay is tried now and then, without anyone waiting: at the end of the step, since
+    no chunk may leave between a look-up's answer and the load.
     """
     if state.deferred if level != RAM else bool(state.chain):
         return True
@@ -53,5 +86,5 @@ def _pays(stack: TierStack, state: RequestState, key: ChunkKey, level: Level, no
     here = keys.index(key) if key in keys else 0
     stack.journal.note(Event.NOT_WORTH_LOADING, level, keys[here:])
     if level != RAM:
-        stack.probe(request, keys[here:], now_s)
+        state.probe = keys[here:]
     return False

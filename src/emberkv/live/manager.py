@@ -21,7 +21,7 @@ from emberkv.core.residents import Resident
 from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints
 from emberkv.domain.types import RAM, ChunkKey, Copy, Drop, Level, RequestId, Slot
-from emberkv.live.collect import collect
+from emberkv.live.collect import collect, settled
 from emberkv.live.driver import Driver
 from emberkv.live.intake import Intake
 from emberkv.live.look_ahead import LookAhead
@@ -93,6 +93,7 @@ class TierManager:
         self._requests: dict[RequestId, RequestState] = {}
         self._look_ahead = LookAhead(stack)
         self._deferred: list[RequestState] = []
+        self._probes: list[tuple[RequestId, Sequence[ChunkKey]]] = []
         self._said: set[tuple[str, str]] = set()
         self._step = 0
         self._drained_step = -1
@@ -182,13 +183,16 @@ class TierManager:
             if state.put_off or state.answering is Answering.WAIT:
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
-            if state.answering is Answering.COLLECT:
-                was_deferred = state.deferred
-                answer = collect(self.stack, state, key, self._now_s)
-                if state.deferred and not was_deferred:
-                    self._deferred.append(state)
-                return answer
-            return Lookup.HIT if self.stack.tiers[RAM].ready(key) else Lookup.MISS
+            if state.answering is Answering.SETTLED:
+                return settled(self.stack, state, key, self._now_s)
+            was_deferred = state.deferred
+            answer = collect(self.stack, state, key, self._now_s)
+            if state.deferred and not was_deferred:
+                self._deferred.append(state)
+            if state.probe:
+                self._probes.append((request, state.probe))
+                state.probe = ()
+            return answer
         except Exception as error:
             self.give_up(error)
             return Lookup.MISS
@@ -202,6 +206,7 @@ class TierManager:
             self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
+        state.held = False
         # A request that may have run was preempted, perhaps just now, between two steps. step_end
         # will say so, and the engine fails if a request loads in the step that calls it preempted.
         state.put_off, state.may_run = state.may_run, False
@@ -322,6 +327,10 @@ class TierManager:
                 state.wait_began_s = now_s
         self._deferred.clear()
         self.stack.settle(now_s)
+        for request, keys in self._probes:
+            if request in self._requests:
+                self.stack.probe(request, keys, now_s)
+        self._probes.clear()
         self._look_ahead.step(now_s)
         self._carry_out()
         if self._unfence_step is not None and self._step >= self._unfence_step:
@@ -367,6 +376,7 @@ class TierManager:
         self.stack.take_effects()
         self._unfence_step = self._step + STEPS_IN_FLIGHT
         self._deferred.clear()
+        self._probes.clear()
         now_s = self._clock()
         for state in self._requests.values():
             self._end_wait(state, now_s)

@@ -30,12 +30,14 @@ class RequestState:
         "deferred",
         "facts",
         "first_token",
+        "held",
         "hints",
         "index",
         "keys",
         "levels",
         "load_began_s",
         "may_run",
+        "probe",
         "put_off",
         "token_s",
         "wait_began_s",
@@ -46,6 +48,8 @@ class RequestState:
         self.arrived_s = arrived_s
         self.keys: Callable[[], Sequence[ChunkKey]] | None = None
         self.first_token = 0
+        self.held = False
+        self.probe: Sequence[ChunkKey] = ()
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None

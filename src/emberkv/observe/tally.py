@@ -83,8 +83,8 @@ class Tally:
                 (metrics.TIER_USED_BYTES, labels, len(tier.entries) * tier.chunk_bytes),
                 (metrics.TIER_CHUNKS, labels, len(tier.entries)),
                 (metrics.TIER_PINNED_CHUNKS, labels, tier.pinned_count),
-                (metrics.TIER_LOAD_SHARE, labels, stack.gate(level).load_share),
-                (metrics.TIER_STORES, labels, float(stack.gate(level).stores)),
+                (metrics.TIER_LOAD_SHARE, labels, stack.gates[level].load_share),
+                (metrics.TIER_STORES, labels, float(stack.gates[level].stores)),
                 (metrics.COPIES_QUEUED, labels, stack.transfers.under_way(level)),
             ]
         up = {Level(at): True for at in range(len(stack.tiers))} | self._up

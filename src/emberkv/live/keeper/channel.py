@@ -18,7 +18,10 @@ from emberkv.errors import KeeperError
 PROTOCOL: Final = 0x0002_4B45
 """Keeper and client must be of the same; raised with every change of the messages."""
 
-MAX_FRAME_BYTES: Final = 1 << 30
+MAX_FRAME_BYTES: Final = 1 << 26
+MAX_DESCRIPTORS: Final = 4
+"""More that nobody has taken are closed."""
+
 READ_BYTES: Final = 1 << 18
 
 _HEADER: Final = struct.Struct("<II")
@@ -32,6 +35,7 @@ class Channel:
         sock.setblocking(False)
         self.sock = sock
         self.closed = False
+        self.max_frame_bytes = MAX_FRAME_BYTES
         self.fault = "the connection was closed"
         self._takes_descriptors = takes_descriptors
         self._descriptors: list[int] = []
@@ -103,11 +107,13 @@ class Channel:
     def _read(self) -> bytes:
         if not self._takes_descriptors:
             return self.sock.recv(READ_BYTES)
-        piece, ancillary, _, _ = self.sock.recvmsg(READ_BYTES, _FD_SPACE)
+        piece, ancillary, _, _ = self.sock.recvmsg(READ_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 whole = len(content) - len(content) % 4
                 self._descriptors += array.array("i", content[:whole])
+        while len(self._descriptors) > MAX_DESCRIPTORS:
+            os.close(self._descriptors.pop())
         return piece
 
     def _frames(self) -> list[bytes]:
@@ -116,8 +122,12 @@ class Channel:
         received = self._received
         while len(received) - at >= _HEADER.size:
             protocol, length = _HEADER.unpack_from(received, at)
-            if protocol != PROTOCOL or length > MAX_FRAME_BYTES:
-                self.fault = "the other side speaks another version of the protocol"
+            if protocol != PROTOCOL or length > self.max_frame_bytes:
+                self.fault = (
+                    "the other side speaks another version of the protocol"
+                    if protocol != PROTOCOL
+                    else f"the other side announces a message of {length} bytes"
+                )
                 self.close()
                 break
             end = at + _HEADER.size + length

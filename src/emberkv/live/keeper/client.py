@@ -217,6 +217,7 @@ class KeeperClient:
             case FoundChunks():
                 self._found(message)
             case PopulatedSlots(first, count):
+                _require(first + count <= self._slot_counts[RAM], "populated slots beyond the end")
                 self._populated[first : first + count] = b"\1" * count
                 self._reports.append(Populated(first, count))
             case ResetDone(number, reason) if number == self._reset_number:
@@ -238,6 +239,11 @@ class KeeperClient:
         if copy is None:
             return
         first, codes = message.first, message.codes
+        _require(
+            len(copy.is_open[first : first + len(codes)]) == len(codes)
+            and all(copy.is_open[first : first + len(codes)]),
+            "a chunk that has ended before, or was not asked for",
+        )
         copy.is_open[first : first + len(codes)] = bytes(len(codes))
         copy.left -= len(codes)
         if not copy.left:
@@ -248,6 +254,10 @@ class KeeperClient:
 
     def _found(self, message: FoundChunks) -> None:
         level = Level(message.level)
+        limit = self._slot_counts[level] if level < len(self._slot_counts) else 0
+        if not all(slot < limit for _, _, slot in message.entries):
+            _require(level == DISK and self._disk_is_down, "a chunk beyond the end")
+            return  # of a disk that is not the one that was there before
         if level == RAM and message.last:
             self._ram_is_named = True
         # What was found before a reset is not offered any more.
@@ -346,6 +356,12 @@ class KeeperClient:
         else:
             self._disk_up()
         self._pump()
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    """Raise what an undecodable message raises for one that can't be meant."""
+    if not is_so:
+        raise msgspec.ValidationError(otherwise)
 
 
 def geometry_of(config: KeeperConfig) -> ArenaGeometry:

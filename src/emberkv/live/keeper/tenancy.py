@@ -6,6 +6,7 @@ the same; else fresh memory. All methods run on the loop's thread and return at 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,8 +71,8 @@ class Tenancy:
     def __init__(self, house: Household, hello: Hello, memory_fd: int | None) -> None:
         """Prepare for the engine of `hello`; its namespace must be given.
 
-        `memory_fd` is the memory of a keeper that died; it stays the caller's. Raises
-        `KeeperError` if the arena can't be made.
+        `memory_fd` is the memory of a keeper that died, known by `require_arena` to be one; it
+        stays the caller's. Raises `KeeperError` if the arena can't be made.
         """
         self.config = hello.config
         self.engine_id = hello.engine_id
@@ -304,6 +305,22 @@ def _arena(config: KeeperConfig, memory_fd: int | None) -> Arena:
         return Arena(fd, geometry)
     finally:
         os.close(fd)
+
+
+def require_arena(memory_fd: int, config: KeeperConfig) -> None:
+    """Raise `KeeperError` unless this is the memory of such an arena, which nobody can shrink.
+
+    A fault in memory that is gone would end the process.
+    """
+    try:
+        seals = fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise KeeperError("what was brought is no memory of an arena") from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise KeeperError("the memory that was brought may shrink")
+    geometry = ArenaGeometry(config.slot_count, config.chunk_bytes)
+    if os.fstat(memory_fd).st_size != geometry.total_bytes:
+        raise KeeperError("the memory that was brought has another size than its arena")
 
 
 def _sized(settings: DiskSettings, slots: int, chunk_bytes: int) -> DiskSettings:
