@@ -17,6 +17,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 REGION = re.compile(r"(<!-- options of (\w+) -->\n).*?(<!-- end of options -->)", re.DOTALL)
 DEFAULT = re.compile(r"\s*\[default: (.*?)\]")
 
+RANGE = re.compile(r";\s*[\d.]*(<=?)?x[<>]?.*")
+
 
 def table(name: str) -> str:
     """The options of a command as a Markdown table."""
@@ -55,6 +57,7 @@ def options(command: click.Command) -> str:
         text = re.sub(r"\s*\[(required|x>=\d)\]", "", text)
         default = DEFAULT.search(text)
         shown = "required" if parameter.required else (default[1] if default else "")
+        shown = RANGE.sub("", shown)
         meaning = DEFAULT.sub("", text).strip()
         cells = (f"`{option}`", value.replace("|", "\\|"), shown, meaning.replace("|", "\\|"))
         rows.append(f"| {' | '.join(cells)} |")

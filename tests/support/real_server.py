@@ -13,13 +13,13 @@ import httpx
 
 from demo.measures import Page, Sources, engine_sources
 from demo.server import Server, find_keeper, free_port, kill_keeper
+from emberkv.app.launch import engine_command
 
 BLOCK_TOKENS = 32
 PROMPT_TOKENS = 1200
 DEVICE_BLOCKS = 64
 ANSWER_TOKENS = 8
 SERVE = Path(sys.executable).with_name("emberkv")
-VLLM = Path(sys.executable).with_name("vllm")
 
 
 def document(seed: int, tokens: int = PROMPT_TOKENS) -> list[int]:
@@ -79,7 +79,7 @@ class RealServer:
             *("--num-gpu-blocks-override", str(DEVICE_BLOCKS)),
         ]
         if self.entry == "plain":
-            return [str(VLLM), "serve", str(self.model), *flags]
+            return engine_command(["serve", str(self.model), *flags])
         tiers = ["--ram", self.ram, "--disk", str(self.disk), "--disk-size", self.disk_size]
         names = ["--instance", self.instance, "--request-log", str(self.request_log)]
         return [str(SERVE), "serve", str(self.model), *tiers, *names, "--", *flags]

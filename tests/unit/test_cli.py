@@ -35,7 +35,19 @@ from emberkv.tiers.slab import Slab
 from emberkv.tiers.slab_directory import SlabDirectory
 
 CHUNK_BYTES = 8192
-COMMANDS = ("serve", "status", "top", "why", "control", "doctor", "inspect", "verify", "purge")
+COMMANDS = (
+    "serve",
+    "status",
+    "top",
+    "why",
+    "control",
+    "doctor",
+    "inspect",
+    "verify",
+    "purge",
+    "baseline",
+    "load",
+)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Final
 
+from emberkv.core.guard import GateChange
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import TIER_NAMES, Copy, Level, Outcome
 from emberkv.observe import metrics
@@ -68,6 +69,10 @@ class Tally:
         self.add(metrics.TOKENS, ("disk",), facts.disk_tokens)
         self.add(metrics.TOKENS, ("computed",), facts.computed_tokens or 0)
 
+    def guard_changed(self, change: GateChange) -> None:
+        """A tier's gate has changed, with a cause."""
+        self.add(metrics.GUARD_CHANGES, (TIER_NAMES[change.level], change.cause.value), 1)
+
     def tier_up(self, level: Level, *, up: bool, reason: str = "") -> None:
         """A tier can, or can't, be used; one that was asked for and never came is down."""
         self._up[level] = up
@@ -104,6 +109,8 @@ class Tally:
                 (metrics.TIER_USED_BYTES, labels, len(tier.entries) * tier.chunk_bytes),
                 (metrics.TIER_CHUNKS, labels, len(tier.entries)),
                 (metrics.TIER_PINNED_CHUNKS, labels, tier.pinned_count),
+                (metrics.TIER_LOAD_SHARE, labels, stack.gates[level].load_share),
+                (metrics.TIER_STORES, labels, float(stack.gates[level].stores)),
                 (metrics.COPIES_QUEUED, labels, stack.transfers.under_way(level)),
             ]
         up = {Level(at): True for at in range(len(stack.tiers))} | self._up

@@ -14,10 +14,22 @@ from collections.abc import Sequence
 import click
 
 import emberkv
-from emberkv.config import nearest
+from emberkv.config_values import nearest
 from emberkv.errors import EmberError, UsageError
 
-COMMANDS = ("serve", "status", "top", "why", "control", "doctor", "inspect", "verify", "purge")
+COMMANDS = (
+    "serve",
+    "status",
+    "top",
+    "why",
+    "control",
+    "doctor",
+    "inspect",
+    "verify",
+    "purge",
+    "baseline",
+    "load",
+)
 
 
 class _Commands(click.Group):
