@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from emberkv.core.backlog import Backlog
 from emberkv.core.costs import ComputeCost, LoadCost, Piece, ReadCost
 from emberkv.core.leases import Lease
-from emberkv.domain.types import RAM, Level, RequestId
+from emberkv.domain.types import RAM, TIER_NAMES, Level, RequestId
 from emberkv.errors import ConfigError
 
 Stretch = tuple[Level, int]
@@ -161,6 +161,16 @@ class Economy:
         ready = lease.first_token + lease.ready * self.terms.tokens_per_chunk
         self.backlog.has(lease.request, ready)
         return self.backlog.slack_s(lease.request, now_s) < 0.0
+
+    def facts(self) -> dict[str, object]:
+        """What is known of costs, in plain values."""
+        return {
+            "compute_s_per_1000_tokens": self.compute.facts(),
+            "load_chunk_s": round(self.loads.chunk_s, 9),
+            "reads": {
+                TIER_NAMES[level]: cost.facts() for level, cost in enumerate(self.reads) if level
+            },
+        }
 
     def probe_is_due(self, level: Level, now_s: float) -> bool:
         """Whether a tier from which nothing has come for a while should be tried; True once."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from emberkv.core.guard import Guard
 from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId, Slot
@@ -30,6 +31,7 @@ from emberkv.live.lookup import Lookup
 from emberkv.live.recent import Recent
 from emberkv.live.requests import Answering, RequestState
 from emberkv.live.steps import Steps, StepWork, with_token
+from emberkv.live.watch import Watch
 from emberkv.observe.metrics import ENGINE_BYTES, LOAD_SECONDS
 from emberkv.observe.requests import MissReason, RequestFacts
 from emberkv.observe.tally import Sample, Tally
@@ -58,6 +60,7 @@ class TierManager:
         on_finished: Callable[[RequestFacts], None],
         *,
         strict: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         self.stack = stack
         self.driver = driver
@@ -76,6 +79,7 @@ class TierManager:
         self._deferred: list[RequestState] = []
         self._probes: list[tuple[RequestId, Sequence[ChunkKey]]] = []
         self.complaints = Complaints(self.tally)
+        self.watch = Watch(stack, self.tally, guard)
         self._step = 0
         self._drained_step = -1
         self._unfence_step: int | None = None
@@ -126,11 +130,11 @@ class TierManager:
             return
         self._look_ahead.remove(request)
         try:
+            self._end_wait(state, self._clock())
             if self.serving:
                 self.stack.end(request)
             else:
                 state.facts.miss_reason = MissReason.NOT_SERVING
-            self._end_wait(state, self._clock())
             self.tally.ended(state.facts)
             self.recent.end(state.trail, self._clock())
             self._on_finished(state.facts)
@@ -217,6 +221,7 @@ class TierManager:
         if state.wait_began_s is not None:
             state.facts.wait_s += now_s - state.wait_began_s
             self.tally.waited(now_s - state.wait_began_s)
+            self.watch.waited(state, now_s - state.wait_began_s, now_s)
             state.wait_began_s = None
 
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
@@ -336,7 +341,10 @@ class TierManager:
         for request in with_token(done.work, self.prompt_tokens):
             state = self._requests.get(request)
             if state is not None:
+                self.watch.token(state, now_s)
                 state.got_token(now_s)
+        self.watch.step_done(now_s)
+        self.watch.decide(now_s)
 
     @exclusive
     def reset(self) -> None:

@@ -77,7 +77,7 @@ class Operations:
     """The commands on one manager. `facts` are told in its status, by name; add to them freely."""
 
     def __init__(self, manager: TierManager, about: About, clock: Callable[[], float]) -> None:
-        self.facts: dict[str, Facts] = {}
+        self.facts: dict[str, Facts] = {"costs": manager.stack.economy.facts}
         self._manager = manager
         self._about = about
         self._clock = clock
@@ -190,7 +190,8 @@ class Operations:
     def set_gate(self, tier: str, gate: GateName) -> Done:
         """Open, drain or shut a tier."""
         level = self._level(tier)
-        self._change(lambda: self._manager.stack.set_gate(level, _GATES[gate]))
+        now_s = self._clock()
+        self._change(lambda: self._manager.watch.by_hand(level, _GATES[gate], now_s))
         said = {
             GateName.ON: "is open",
             GateName.DRAIN: "is read and takes nothing in",

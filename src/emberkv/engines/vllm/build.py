@@ -15,9 +15,11 @@ from emberkv.domain.types import DISK, Level, TenantName
 from emberkv.engines.vllm.manager import EmberOffloadingManager
 from emberkv.live.control.server import start_control
 from emberkv.live.driver import Driver
+from emberkv.live.guard import make_guard
 from emberkv.live.keeper.client import KeeperClient
 from emberkv.live.manager import TierManager
 from emberkv.live.operations import About, HashPrompt, Operations
+from emberkv.observe.baseline import read_baseline
 from emberkv.observe.request_log import RequestLog
 from emberkv.policy.eviction import EVICTION_POLICIES
 
@@ -54,6 +56,7 @@ def build_manager(
         tokens_per_chunk=tokens_per_chunk,
         max_slowdown=settings.max_slowdown,
         probe_chunks=min(max(PROBE_BYTES // chunk_bytes, 4), 256),
+        seeds=_seeds(settings),
     )
     quotas = Quotas(
         pin_share=settings.pin_share,
@@ -68,6 +71,7 @@ def build_manager(
         clock,
         log.write,
         strict=os.environ.get(STRICT_VARIABLE) == "1",
+        guard=make_guard(settings, len(tiers)),
     )
     manager.fates.policies.update({Level(n): settings.eviction_policy for n in range(len(tiers))})
     if settings.disk is not None and len(tiers) <= DISK:
@@ -75,6 +79,8 @@ def build_manager(
         manager.tally.tier_up(DISK, up=False, reason=failure or "")
     about = _about(driver, settings, tokens_per_chunk, hash_prompt)
     operations = Operations(manager, about, clock)
+    if settings.guard is not None:
+        operations.facts["guard"] = manager.watch.facts
     control = start_control(operations) if settings.control else None
 
     def close() -> None:
@@ -83,6 +89,14 @@ def build_manager(
         log.close()
 
     return EmberOffloadingManager(manager, tokens_per_chunk, close)
+
+
+def _seeds(settings: Config) -> tuple[tuple[int, float], ...]:
+    """What prompts of some lengths took alone when the baseline was recorded."""
+    if settings.baseline is None:
+        return ()
+    points = read_baseline(settings.baseline).prefill
+    return tuple((point.tokens, point.seconds) for point in points)
 
 
 def _about(
