@@ -12,7 +12,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -87,9 +87,17 @@ class _OpenCopy:
 class KeeperClient:
     """Implements `Driver`. Not thread-safe: all calls come from the scheduler's thread."""
 
-    def __init__(self, place: Place, hello: Hello, joined: Joined) -> None:
+    def __init__(
+        self,
+        place: Place,
+        hello: Hello,
+        joined: Joined,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Map the arena of an attachment, which is this object's from now on."""
         answer = joined.answer
+        self._clock = clock
         self.place = place
         self.namespace = Namespace(answer.namespace)
         self.instance = joined.instance
@@ -140,17 +148,17 @@ class KeeperClient:
         return reports
 
     def reset(self) -> bool:
-        deadline_s = time.monotonic() + RESET_S
+        deadline_s = self._clock() + RESET_S
         self._pump()  # notices a keeper that is gone
         self._reset_number += 1
         self._reset_owed = self._has_disk
         if self._is_attached():
             self._channel.send(encode(ResetTiers(self._reset_number)))
         elif self._has_disk:
-            self._has_fresh.wait(RESET_S)
+            self._await_fresh(RESET_S)
             self._pump()  # asks the new keeper for what is owed
         while self._reset_owed and self._is_attached():
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - self._clock()
             if left_s <= 0:
                 break
             self._wait(left_s)
@@ -167,9 +175,9 @@ class KeeperClient:
             self._rejoining.stop()
         if clean:
             self._channel.send(encode(Bye()))
-            deadline_s = time.monotonic() + CLOSE_S
-            while self._channel.unsent_bytes and time.monotonic() < deadline_s:
-                self._wait(deadline_s - time.monotonic())
+            deadline_s = self._clock() + CLOSE_S
+            while self._channel.unsent_bytes and self._clock() < deadline_s:
+                self._wait(deadline_s - self._clock())
                 self._channel.flush()
         self._channel.close()
         self._arena.close()
@@ -186,6 +194,9 @@ class KeeperClient:
     def _wait(self, timeout_s: float) -> None:
         channel = self._channel
         select.select([channel], [channel] if channel.unsent_bytes else [], [], max(0.0, timeout_s))
+
+    def _await_fresh(self, timeout_s: float) -> None:
+        self._has_fresh.wait(timeout_s)
 
     def _pump(self) -> None:
         """Send what waits, and take in what has arrived."""
@@ -237,13 +248,18 @@ class KeeperClient:
         copy = self._open.get(transfer)
         if copy is None:
             return
-        first, codes = message.first, message.codes
-        copy.is_open[first : first + len(codes)] = bytes(len(codes))
-        copy.left -= len(codes)
+        results = tuple(
+            (index, OUTCOMES[code])
+            for index, code in enumerate(message.codes, message.first)
+            if copy.is_open[index]  # each chunk ends once, however often it is said
+        )
+        for index, _ in results:
+            copy.is_open[index] = 0
+        copy.left -= len(results)
         if not copy.left:
             del self._open[transfer]
-        results = tuple(enumerate([OUTCOMES[code] for code in codes], first))
-        self._reports.append(CopyProgress(transfer, results, message.busy_s))
+        if results:
+            self._reports.append(CopyProgress(transfer, results, message.busy_s))
 
     def _found(self, message: FoundChunks) -> None:
         level = Level(message.level)
@@ -316,7 +332,10 @@ class KeeperClient:
             worker_count=0,
         )
         self._has_fresh.clear()
-        self._rejoining = Rejoining(self.place, hello, self._arena.fd, self._joined)
+        self._rejoining = self._rejoin(hello)
+
+    def _rejoin(self, hello: Hello) -> Rejoining:
+        return Rejoining(self.place, hello, self._arena.fd, self._joined)
 
     def _joined(self, joined: Joined) -> None:
         """On the thread of `Rejoining`."""

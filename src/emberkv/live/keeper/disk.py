@@ -13,7 +13,7 @@ import enum
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from emberkv.domain.namespace import Namespace
 from emberkv.domain.types import DISK, Copy, Entry, Outcome, Slot
@@ -59,6 +59,8 @@ class DiskTier:
 
     All methods are called on the loop's thread and return at once.
     """
+
+    io_class: ClassVar[type[TierIo]] = TierIo
 
     def __init__(
         self,
@@ -174,13 +176,16 @@ class DiskTier:
             else:
                 self._loop.post(lambda: then(result, None))
 
-        threading.Thread(target=run, name="disk", daemon=True).start()
+        self._in_background(run)
+
+    def _in_background(self, call: Callable[[], None]) -> None:
+        threading.Thread(target=call, name="disk", daemon=True).start()
 
     def _opened(self, storage: SlotStorage | None, error: Exception | None) -> None:
         if storage is not None and self._closed:
             storage.close()
         elif storage is not None:
-            self._io = TierIo(
+            self._io = self.io_class(
                 self._arena,
                 self._seals,
                 storage,

@@ -81,6 +81,9 @@ class TierIo:
             (self._reads, self._read, read_threads),
             (self._writes, self._write, write_threads),
         )
+        self._start()
+
+    def _start(self) -> None:
         for waiting, work, count in self._pools:
             for _ in range(count):
                 threading.Thread(target=self._run, args=(waiting, work), daemon=True).start()
