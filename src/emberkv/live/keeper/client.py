@@ -263,6 +263,8 @@ class KeeperClient:
 
     def _found(self, message: FoundChunks) -> None:
         level = Level(message.level)
+        if level >= len(self._slot_counts):
+            return  # a disk that could not be opened at our start; this keeper could
         if level == RAM and message.last:
             self._ram_is_named = True
         # What was found before a reset is not offered any more.

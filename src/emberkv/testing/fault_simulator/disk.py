@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import xxhash
 
@@ -11,6 +12,8 @@ from emberkv.domain.types import ChunkKey, Entry, Outcome, Slot
 from emberkv.errors import StorageError
 from emberkv.testing.fault_simulator.setting import CHUNK_BYTES, Fault, Setting
 from emberkv.tiers.base import Record
+
+SCAN_FAILURE: Final = "the disk can't be read"
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class DiskModel:
         self.cells: dict[Slot, _Cell] = {}  # in the order of writing
         self.generation = 0
         self.epoch = 0
+        self.owes_reset = False
 
     def damage(self) -> None:
         """Have something of what is stored go bad."""
@@ -88,9 +92,9 @@ class OpenDisk:
         model, setting = self._model, self._model.setting
         epoch = self._writing.pop(record.slot, model.epoch)
         model.cells.pop(record.slot, None)
-        if setting.strikes(Fault.WRITE_FAILS, 0.02):
+        if setting.strikes(Fault.WRITE_FAILS, 0.03):
             return Outcome.FAILED
-        if setting.strikes(Fault.DISK_FULL, 0.02):
+        if setting.strikes(Fault.DISK_FULL, 0.03):
             return Outcome.FULL
         if epoch != model.epoch:
             return Outcome.OK  # of an epoch that a reset has ended: nobody will find it
@@ -110,7 +114,7 @@ class OpenDisk:
     def _read(self, record: Record, payload: memoryview) -> Outcome:
         setting = self._model.setting
         payload[: CHUNK_BYTES // 2] = bytes(CHUNK_BYTES // 2)  # whatever comes of it
-        if setting.strikes(Fault.READ_FAILS, 0.02):
+        if setting.strikes(Fault.READ_FAILS, 0.05):
             return Outcome.FAILED
         cell = self._model.cells.get(record.slot)
         if cell is None or cell.record.key != record.key:
@@ -128,16 +132,17 @@ class OpenDisk:
             key = cell.record.key
             newest.pop(key, None)
             newest[key] = Entry(key, cell.record.parent, cell.record.slot)
-        if self._model.setting.strikes(Fault.DISK_SCAN_FAILS, 0.03):
-            raise StorageError("the disk can't be read")
+        if self._model.setting.strikes(Fault.DISK_SCAN_FAILS, 0.08):
+            raise StorageError(SCAN_FAILURE)
         yield from newest.values()
 
     def reset(self) -> None:
         self._useless = True  # until what must be forgotten is
-        if self._model.setting.strikes(Fault.RESET_FAILS, 0.1):
+        if self._model.setting.strikes(Fault.RESET_FAILS, 0.2):
             raise StorageError("the disk can't be written")
         self._model.epoch += 1
         self._model.cells.clear()
+        self._model.owes_reset = False
         self._useless = False
 
     def close(self) -> None:

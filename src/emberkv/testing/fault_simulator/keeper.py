@@ -100,8 +100,8 @@ class SimulatedTierIo(TierIo):
         loop, setting = self.loop, self.loop.setting
         storage = self.storage
         assert isinstance(storage, OpenDisk)
-        hangs = setting.strikes(Fault.COPY_HANGS, 0.01)
-        late_s = 5.0 if not hangs and setting.strikes(Fault.COPY_LATE, 0.02) else 0.0
+        hangs = setting.strikes(Fault.COPY_HANGS, 0.02)
+        late_s = 5.0 if not hangs and setting.strikes(Fault.COPY_LATE, 0.03) else 0.0
         if work == self._read:
             outcomes = work(batch)
             slots = [Slot(slot) for slot in batch.slots.tolist()]

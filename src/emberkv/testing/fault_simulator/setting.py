@@ -87,7 +87,7 @@ class WorldPlan:
     def of_seed(cls, seed: int) -> WorldPlan:
         """The plan of a seed, always the same."""
         chance = Random(seed)
-        slot_counts = [chance.randint(1, 8)]
+        slot_counts = [chance.choice((1, 2, 3, 4, 6, 8, 8, 12))]
         if chance.random() < 0.93:
             slot_counts.append(chance.randint(1, 16))
         names = sorted(EVICTION_POLICIES)
@@ -102,7 +102,7 @@ class WorldPlan:
             tuple(slot_counts),
             tuple(chance.choice(names) for _ in slot_counts),
             limits,
-            trouble=chance.choice((0.0, 0.3, 1.0, 1.0, 3.0)),
+            trouble=chance.choice((0.0, 0.3, 1.0, 1.0, 2.0, 3.0)),
             copy_s=chance.choice((0.01, 0.05, 0.2)),
             audited=chance.random() < 0.125,
         )

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from emberkv.live.keeper.channel import Channel
 from emberkv.live.keeper.client import KeeperClient
 from emberkv.live.keeper.joining import Joined, Place, Rejoining
-from emberkv.live.keeper.messages import Hello, Progress, decode_for_client
+from emberkv.live.keeper.messages import Down, Hello, Progress, decode_for_client
+from emberkv.testing.fault_simulator.disk import SCAN_FAILURE
 from emberkv.testing.fault_simulator.setting import Fault, Setting
 
 
@@ -39,15 +40,17 @@ class SimulatedChannel(Channel):
         if self.closed:
             return
         self._arrived.append(frame)
-        is_report = isinstance(decode_for_client(frame), Progress)
-        if is_report and self._setting.strikes(Fault.REPORT_TWICE, 0.03):
+        message = decode_for_client(frame)
+        if isinstance(message, Down) and message.reason != SCAN_FAILURE:
+            self._setting.seen.note(Fault.DISK_DOES_NOT_SETTLE)
+        if isinstance(message, Progress) and self._setting.strikes(Fault.REPORT_TWICE, 0.03):
             again = self._arrived if self._setting.chance.random() < 0.5 else self._again
             again.append(frame)
 
     def receive(self) -> list[bytes]:
         """What has arrived, in order, perhaps not all of it yet."""
         count = len(self._arrived)
-        if count > 1 and self._setting.strikes(Fault.REPORTS_HELD_UP, 0.05):
+        if count > 1 and self._setting.strikes(Fault.REPORTS_HELD_UP, 0.2):
             count = self._setting.chance.randrange(count)
         frames = [self._arrived.popleft() for _ in range(count)]
         if not self._arrived and self._again:
@@ -96,11 +99,6 @@ class SimulatedClient(KeeperClient):
         """The search for a new keeper, while there is none."""
         assert self._rejoining is None or isinstance(self._rejoining, SimulatedRejoining)
         return self._rejoining
-
-    @property
-    def reset_owed(self) -> bool:
-        """Whether the disk still holds what the last reset was to forget."""
-        return self._reset_owed
 
     def _wait(self, timeout_s: float) -> None:
         self._pass_time(timeout_s)

@@ -20,6 +20,7 @@ from emberkv.policy.eviction import EVICTION_POLICIES
 from emberkv.testing.fault_simulator.disk import DiskModel, flipped
 from emberkv.testing.fault_simulator.engine import MAX_REQUESTS, Engine
 from emberkv.testing.fault_simulator.keeper import KeeperModel
+from emberkv.testing.fault_simulator.quick_check import require_rules
 from emberkv.testing.fault_simulator.setting import (
     CHUNK_BYTES,
     MAX_WAIT_S,
@@ -32,6 +33,9 @@ from emberkv.testing.fault_simulator.wire import SimulatedClient
 from emberkv.testing.fault_simulator.witness import DecisionLog, WitnessedStack
 
 MAX_DRAIN_STEPS: Final = 2000
+FULL_CHECK_STEPS: Final = 32
+"""Of so many steps that changed something one is tested by the full check too."""
+
 NAMESPACE: Final = (("model", "simulated"),)
 
 
@@ -53,6 +57,7 @@ class World:
             "SimulatedStack", (*bases, stack_class), {"log": self.log, "seen": seen}
         )
         self._checked = -1
+        self._steps_checked = 0
         self.disk = self._new_disk()
         self.keeper = KeeperModel(self.setting, self.disk)
         self._hello = Hello(
@@ -91,7 +96,7 @@ class World:
             self.engine.step()
         elif pick < 0.55:
             self._arrivals()
-        elif pick < 0.97:
+        elif pick < 0.95:
             self._time_passes()
         else:
             self._trouble()
@@ -102,7 +107,9 @@ class World:
         stack = self.stack
         if self._checked != stack.changes:
             self._checked = stack.changes
-            check(stack, self.setting.clock())
+            self._steps_checked += 1
+            fully = self._steps_checked % FULL_CHECK_STEPS == 0
+            require_rules(stack, self.setting.clock(), fully=fully)
             stack.agrees(self.setting.clock())
 
     def _arrivals(self) -> None:
@@ -129,15 +136,15 @@ class World:
             self.engine.abort()
         elif self.disk is not None and setting.chance.random() < 0.3 * setting.plan.trouble:
             self.disk.damage()
-        elif setting.strikes(Fault.KEEPER_DIES, 0.2):
+        elif setting.strikes(Fault.KEEPER_DIES, 0.15):
             self._kill_keeper()
-        elif setting.strikes(Fault.RESET, 0.1):
+        elif setting.strikes(Fault.RESET, 0.2):
             self._reset()
-        elif setting.strikes(Fault.KILLED, 0.15):
+        elif setting.strikes(Fault.KILLED, 0.3):
             self._restart(keeps_ram=True)
-        elif setting.strikes(Fault.ALL_KILLED, 0.05):
+        elif setting.strikes(Fault.ALL_KILLED, 0.1):
             self._restart(keeps_ram=False)
-        elif setting.strikes(Fault.STOPPED, 0.05):
+        elif setting.strikes(Fault.STOPPED, 0.1):
             self.engine.manager.shutdown()
             self._restart(keeps_ram=False)
 
@@ -161,11 +168,10 @@ class World:
         self.client = SimulatedClient(
             setting, self._hello, joined, self._wait_for_reset, self._wait_for_keeper
         )
-        assert self.client.slot_counts == self.plan.slot_counts
         self.stack: WitnessedStack = self._stack_class(
             [
                 Residents(count, CHUNK_BYTES, EVICTION_POLICIES[name](count))
-                for count, name in zip(self.plan.slot_counts, self.plan.policies, strict=True)
+                for count, name in zip(self.client.slot_counts, self.plan.policies, strict=False)
             ],
             self.plan.limits,
         )
@@ -178,7 +184,6 @@ class World:
 
     def _restart(self, *, keeps_ram: bool) -> None:
         """The engine's processes end at once, and another engine comes."""
-        owed = self.client.reset_owed
         self.engine.count_events()
         self._loaded_chunks += self.engine.loaded_chunks
         if keeps_ram and self.keeper.alive:
@@ -188,7 +193,9 @@ class World:
         else:
             if self.keeper.alive:
                 self.keeper.die()
-            if owed:  # other weights in other files: another namespace, with nothing in it
+            if (
+                self.disk is not None and self.disk.owes_reset
+            ):  # other weights in other files: another namespace, with nothing in it
                 self.disk = self._new_disk()
             self.keeper = KeeperModel(self.setting, self.disk)
         self.client.close(clean=False)
@@ -240,13 +247,15 @@ class World:
         if self.client.rejoining is not None:
             self.seen.note(Fault.RESET_WITHOUT_KEEPER)
         self.log.note(f"epoch {self._epoch}")
+        if self.disk is not None:
+            self.disk.owes_reset = True
         self.engine.reset(self._epoch)
 
     def _wait_for_reset(self, timeout_s: float) -> None:
         """What happens while the manager waits for the disk's reset."""
-        if self.setting.strikes(Fault.RESET_LATE, 0.05):
+        if self.setting.strikes(Fault.RESET_LATE, 0.15):
             self.setting.clock.now_s += timeout_s + 0.01
-        elif self.setting.strikes(Fault.KEEPER_DIES, 0.03):
+        elif self.setting.strikes(Fault.KEEPER_DIES, 0.08):
             self._kill_keeper()
         else:
             self._age(0.05)
