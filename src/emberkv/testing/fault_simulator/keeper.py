@@ -114,10 +114,18 @@ class SimulatedTierIo(TierIo):
                 self._end(batch, outcomes, 0.001)
         else:
             copy = batch.copy
-            storage.begin_write(copy.target_slots[batch.first : batch.last])
+            # A thread that has taken a batch up may yet be late to begin with it.
+            begins = setting.chance.random() < 0.5 and self._begin_write(batch)
+            if begins:
+                storage.begin_write(copy.target_slots[batch.first : batch.last])
 
             def end() -> None:
-                self._end(batch, work(batch), 0.001)
+                if not begins:
+                    self._end(batch, work(batch), 0.001)
+                    return
+                outcomes = self._write_begun(batch)
+                self._end_write()
+                self._end(batch, outcomes, 0.001)
 
         if not hangs:
             loop.call_later(late_s, partial(loop.soon, setting.plan.copy_s, end))

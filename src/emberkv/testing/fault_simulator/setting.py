@@ -89,7 +89,7 @@ class WorldPlan:
         chance = Random(seed)
         slot_counts = [chance.choice((1, 2, 3, 4, 6, 8, 8, 12))]
         if chance.random() < 0.93:
-            slot_counts.append(chance.randint(1, 16))
+            slot_counts.append(chance.choice((1, 2, 4, 8, 12, 16, 24, 32)))
         names = sorted(EVICTION_POLICIES)
         limits = Limits(
             write_behind_chunks=chance.choice((1, 2, 4, 16)),

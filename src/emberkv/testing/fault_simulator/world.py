@@ -186,20 +186,27 @@ class World:
         """The engine's processes end at once, and another engine comes."""
         self.engine.count_events()
         self._loaded_chunks += self.engine.loaded_chunks
-        if keeps_ram and self.keeper.alive:
+        if keeps_ram and self.keeper.alive and self._keeper_knows_what_is_owed():
             self.keeper.detach()
             self._age(5.0)
             self._flip_ram()
         else:
             if self.keeper.alive:
                 self.keeper.die()
-            if (
-                self.disk is not None and self.disk.owes_reset
-            ):  # other weights in other files: another namespace, with nothing in it
-                self.disk = self._new_disk()
+            if self.disk is not None and self.disk.owes_reset:
+                self.disk = self._new_disk()  # of another namespace, with nothing in it
             self.keeper = KeeperModel(self.setting, self.disk)
         self.client.close(clean=False)
         self._start_engine()
+
+    def _keeper_knows_what_is_owed(self) -> bool:
+        """Whether a reset that did not succeed will be made up for by this keeper.
+
+        If not, whoever resets has been told so, and must not come back with the same namespace.
+        """
+        tenancy = self.keeper.tenancy
+        known = tenancy is not None and tenancy.disk is not None and tenancy.disk.reset_owed
+        return self.disk is None or not self.disk.owes_reset or known
 
     def _flip_ram(self) -> None:
         tenancy = self.keeper.tenancy
