@@ -169,7 +169,8 @@ class ToyTiers:
         target = (copy.target, copy.target_slots[index])
         if copy.target < copy.source:
             self.reads[copy.source].due -= 1
-            self.reads[copy.source].moved_at_s = now_s
+            reads = self.reads[copy.source]
+            reads.moved_at_s = max(reads.moved_at_s, now_s)
         if under_way.stale:
             self.touched.subtract((source, target))
             self.memory[target] = key

@@ -259,7 +259,8 @@ class KeeperClient:
         if not copy.left:
             del self._open[transfer]
         if results:
-            self._reports.append(CopyProgress(transfer, results, message.busy_s))
+            age_s = max(0.0, self._clock() - message.ended_s)
+            self._reports.append(CopyProgress(transfer, results, message.busy_s, age_s))
 
     def _found(self, message: FoundChunks) -> None:
         level = Level(message.level)

@@ -113,9 +113,7 @@ class TierIo:
             last = min(first + self._batch_chunks, len(slots))
             part = slice(first, last)
             waiting.put(
-                _Batch(
-                    copy, first, last, slots[part], generations[part], epoch, this_round, report
-                )
+                _Batch(copy, first, last, slots[part], generations[part], epoch, this_round, report)
             )
 
     def cancel(self, *, writes_too: bool) -> None:

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from emberkv.domain.hints import NO_HINTS, Hints, TokenRange
 from emberkv.domain.types import RAM, ChunkKey, RequestId, Slot
 from emberkv.live.arena import Arena
 from emberkv.live.lookup import Lookup
 from emberkv.live.manager import TierManager
+from emberkv.live.steps import StepWork
 from emberkv.testing.fault_simulator.setting import (
     CHUNK_BYTES,
     MAX_WAIT_S,
+    TENANTS,
+    TOKENS_PER_CHUNK,
     Answer,
     Fault,
     Setting,
@@ -46,6 +50,7 @@ class Request:
     id: RequestId
     chain: tuple[ChunkKey, ...]
     device: int
+    hints: Hints = NO_HINTS
     stage: Stage = Stage.WAITING
     computed: int = 0
     preemptions: int = 0
@@ -114,9 +119,32 @@ class Engine:
         path = [chance.randrange(4) // 3 for _ in range(depth)]
         device = chance.randrange(depth) if chance.random() < 0.15 else 0
         self._names += 1
-        request = Request(RequestId(f"r{self._names}"), tuple(chain_of(path)), device)
+        hints = self._some_hints()
+        request = Request(RequestId(f"r{self._names}"), tuple(chain_of(path)), device, hints)
         self.requests.append(request)
-        self.manager.begin(request.id)
+        self.manager.begin(request.id, hints)
+        if self.setting.plan.tells:
+            chain = request.chain
+            self.manager.describe(request.id, len(chain) * TOKENS_PER_CHUNK, lambda: chain)
+
+    def _some_hints(self) -> Hints:
+        chance = self.setting.chance
+        if not self.setting.strikes(Fault.HINTED, 0.15):
+            return NO_HINTS
+        ranges = (TokenRange(0, chance.choice((None, 8)), chance.choice((0, 20, 60, 100)), 2.0),)
+        session = chance.choice((None, "one", "two"))
+        return Hints(
+            priority=ranges if chance.random() < 0.5 else (),
+            pin_s=chance.choice((None, None, 1.0)),
+            session=session,
+            end_of_session=session is not None and chance.random() < 0.3,
+            tool_call_pending=chance.random() < 0.1,
+            no_store=chance.random() < 0.1,
+            max_load_tokens=chance.choice((None, None, None, 8)),
+            max_wait_s=chance.choice((None, None, 0.0, 0.5)),
+            tiers=chance.choice((None, None, None, frozenset({"ram"}), frozenset({"ram", "disk"}))),
+            tenant=chance.choice((None, *TENANTS)),
+        )
 
     def abort(self) -> None:
         """The client of a request goes away."""
@@ -151,6 +179,8 @@ class Engine:
         chance = self.setting.chance
         self.step_number += 1
         self._hear_jobs()
+        if self.setting.plan.tells:
+            self.manager.step_done()
         preempts = False
         for request in list(self.requests):
             if request.stage is Stage.RUNNING and self.setting.strikes(Fault.PREEMPTION, 0.02):
@@ -162,9 +192,12 @@ class Engine:
         self.manager.step_end(started, self.preempted)
         self.preempted = []
         self._work()
+        pieces: dict[RequestId, tuple[int, int]] = {}
         for request in list(self.requests):
             if request.stage is Stage.RUNNING:
-                self._compute(request)
+                self._compute(request, pieces)
+        if self.setting.plan.tells:
+            self.manager.step_begins(StepWork(pieces))
         if chance.random() < 0.05:
             self.count_events()
             self.manager.samples()
@@ -215,7 +248,10 @@ class Engine:
         """One pass over a request's chain; whether it starts to run without loading."""
         setting, manager = self.setting, self.manager
         keys = request.chain[request.device :]
-        waits = manager.stack.promotions.lease(request.id) is not None
+        lease = manager.stack.promotions.lease(request.id)
+        waits = lease is not None and not lease.ahead
+        if setting.plan.tells:
+            manager.asks(request.id, request.device * TOKENS_PER_CHUNK)
         said: list[Lookup] = []
         for key in keys:
             said.append(manager.lookup(request.id, key))
@@ -288,23 +324,30 @@ class Engine:
         if answer is Answer.COLLECTED:
             request.leased = True
             request.waited_s = 0.0
-            request.asked_step = -2
+            request.asked_step, request.asked_at_s = self.step_number, now_s
             return
         if self.step_number == request.asked_step + 1:
             request.waited_s += now_s - request.asked_at_s
         request.asked_step, request.asked_at_s = self.step_number, now_s
-        assert request.waited_s < MAX_WAIT_S, f"{request.id} has waited {request.waited_s:.2f} s"
+        asked_s = request.hints.max_wait_s
+        most_s = MAX_WAIT_S if asked_s is None else min(asked_s, MAX_WAIT_S)
+        assert request.waited_s < most_s, f"{request.id} has waited {request.waited_s:.2f} s"
 
     # ── computing ────────────────────────────────────────────────────────────────────────────
 
-    def _compute(self, request: Request) -> None:
+    def _compute(self, request: Request, pieces: dict[RequestId, tuple[int, int]]) -> None:
         """The request gets on; what it computes is offered, and one day it ends."""
         chance = self.setting.chance
         first = request.computed if chance.random() < 0.7 else 0
-        request.computed = min(len(request.chain), request.computed + chance.randint(1, 3))
+        had = request.computed
+        request.computed = min(len(request.chain), had + chance.randint(1, 3))
+        if request.computed > had:
+            pieces[request.id] = had * TOKENS_PER_CHUNK, request.computed * TOKENS_PER_CHUNK
         keys = request.chain[first : request.computed]
         if keys:
-            admitted = self.manager.prepare_store(request.id, keys, parent_of(keys[0]))
+            admitted = self.manager.prepare_store(
+                request.id, keys, parent_of(keys[0]), first * TOKENS_PER_CHUNK
+            )
             assert admitted is not None
             if admitted:
                 self._add_job(request, admitted, is_store=True)

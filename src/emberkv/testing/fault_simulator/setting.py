@@ -11,13 +11,17 @@ from typing import Final
 
 import xxhash
 
+from emberkv.core.economy import Terms
 from emberkv.core.limits import Limits
-from emberkv.domain.types import ChunkKey
+from emberkv.core.retention import Quotas
+from emberkv.domain.types import ChunkKey, TenantName
 from emberkv.policy.eviction import EVICTION_POLICIES
 
 MAX_WAIT_S: Final = 3.0
 MAX_STALL_S: Final = 1.0
 CHUNK_BYTES: Final = 32
+TOKENS_PER_CHUNK: Final = 4
+TENANTS: Final = (TenantName("a"), TenantName("b"))
 
 
 class Fault(enum.Enum):
@@ -52,6 +56,10 @@ class Fault(enum.Enum):
     ABORT_WHILE_WAITING = "abort_while_waiting"
     ABORT_WHILE_LOADING = "abort_while_loading"
     PREEMPTION = "preemption"
+    GATE_MOVED = "gate_moved"
+    TIER_EMPTIED = "tier_emptied"
+    POLICY_CHANGED = "policy_changed"
+    HINTED = "hinted"
     NO_DEVICE_ROOM = "no_device_room"  # answered, and not scheduled
     NOT_ASKED = "not_asked"  # a waiting request is passed over for a step
     BURST = "burst"
@@ -79,6 +87,9 @@ class WorldPlan:
     slot_counts: tuple[int, ...]
     policies: tuple[str, ...]
     limits: Limits
+    terms: Terms
+    quotas: Quotas
+    tells: bool  # the engine tells of prompts, keys and steps, as our connector does
     trouble: float
     copy_s: float
     audited: bool
@@ -102,6 +113,9 @@ class WorldPlan:
             tuple(slot_counts),
             tuple(chance.choice(names) for _ in slot_counts),
             limits,
+            Terms(TOKENS_PER_CHUNK, probe_chunks=chance.choice((1, 2, 4))),
+            Quotas(tenants=tuple((name, chance.choice((0.0, 0.2, 0.4))) for name in TENANTS)),
+            tells=chance.random() < 0.75,
             trouble=chance.choice((0.0, 0.3, 1.0, 1.0, 2.0, 3.0)),
             copy_s=chance.choice((0.01, 0.05, 0.2)),
             audited=chance.random() < 0.125,

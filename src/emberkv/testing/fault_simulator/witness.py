@@ -13,8 +13,11 @@ from typing import Final
 
 import xxhash
 
+from emberkv.core.economy import Terms
+from emberkv.core.gates import Gate
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Resident, Residents
+from emberkv.core.retention import Quotas
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import (
     RAM,
@@ -28,6 +31,7 @@ from emberkv.domain.types import (
     Slot,
     TransferId,
 )
+from emberkv.policy.eviction.base import EvictionPolicy
 from emberkv.testing.fault_simulator.setting import Seen
 from emberkv.testing.toy_requests import every_key, parent_of
 from emberkv.testing.toy_tiers import ToyTiers
@@ -57,8 +61,14 @@ class WitnessedStack(TierStack):
     log: DecisionLog
     seen: Seen
 
-    def __init__(self, tiers: Sequence[Residents], limits: Limits) -> None:
-        super().__init__(tiers, limits)
+    def __init__(
+        self,
+        tiers: Sequence[Residents],
+        limits: Limits,
+        terms: Terms | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
+        super().__init__(tiers, limits, terms, quotas)
         parents = {key: parent_of(key) for key in every_key()}
         self.toy = ToyTiers([tier.slot_count for tier in tiers], parents, limits.max_stall_s)
         self.changes = 0
@@ -67,9 +77,26 @@ class WitnessedStack(TierStack):
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────
 
-    def promote(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+    def promote(
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        now_s: float,
+        first_token: int = 0,
+        step: int | None = None,
+    ) -> None:
         self._begin(f"promote {request} {_names(keys)}", now_s)
-        super().promote(request, keys, now_s)
+        super().promote(request, keys, now_s, first_token, step)
+
+    def look_ahead(
+        self, request: RequestId, keys: Sequence[ChunkKey], now_s: float, first_token: int = 0
+    ) -> None:
+        self._begin(f"look ahead {request} {_names(keys)}", now_s)
+        super().look_ahead(request, keys, now_s, first_token)
+
+    def probe(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+        self._begin(f"probe {request} {_names(keys)}", now_s)
+        super().probe(request, keys, now_s)
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
         goes_on = super().waiting(request, step, now_s)
@@ -81,10 +108,15 @@ class WitnessedStack(TierStack):
         super().settle(now_s)
 
     def offload(
-        self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None, now_s: float
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        parent: ChunkKey | None,
+        now_s: float,
+        first_token: int = 0,
     ) -> list[Resident]:
         assert not self._admitted, "an admission whose effects nobody has taken"
-        admitted = super().offload(request, keys, parent, now_s)
+        admitted = super().offload(request, keys, parent, now_s, first_token)
         self._begin(f"offload {request} {_names(keys)}: {_places(admitted)}", now_s)
         self._admitted += admitted
         return admitted
@@ -100,18 +132,24 @@ class WitnessedStack(TierStack):
             self.toy.engine_wrote(resident.key)
         return published
 
-    def load(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> list[Resident]:
-        residents = super().load(request, keys, now_s)
+    def load(
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        now_s: float,
+        first_token: int = 0,
+    ) -> list[Resident]:
+        residents = super().load(request, keys, now_s, first_token)
         self._begin(f"load {request}: {_places(residents)}", now_s)
         assert [resident.key for resident in residents] == list(keys)
         for resident in residents:
             self.toy.engine_reads(resident.key, resident.slot)
         return residents
 
-    def loaded(self, request: RequestId) -> None:
-        read = list(self._loads.get(request, ()))
-        super().loaded(request)
-        self._begin(f"loaded {request}")
+    def loaded(self, request: RequestId, now_s: float) -> None:
+        read, _ = self._loads.get(request, ([], now_s))
+        super().loaded(request, now_s)
+        self._begin(f"loaded {request}", now_s)
         for resident in read:
             self.toy.engine_has_read(resident.key, resident.slot)
 
@@ -122,6 +160,18 @@ class WitnessedStack(TierStack):
     def end(self, request: RequestId) -> None:
         self._begin(f"end {request}")
         super().end(request)
+
+    def empty(self, level: Level) -> None:
+        self._begin(f"empty {level}")
+        super().empty(level)
+
+    def set_gate(self, level: Level, gate: Gate) -> None:
+        self._begin(f"gate {level} {gate}")
+        super().set_gate(level, gate)
+
+    def set_policy(self, level: Level, policy: EvictionPolicy) -> None:
+        self._begin(f"policy {level} {type(policy).__name__}")
+        super().set_policy(level, policy)
 
     def take_effects(self) -> list[Effect]:
         effects = super().take_effects()

@@ -8,9 +8,10 @@ from typing import Final
 
 from emberkv.core.audit import AuditedStack
 from emberkv.core.check import check
+from emberkv.core.gates import DRAINING, OPEN, SHUT, Gate
 from emberkv.core.residents import Residents
 from emberkv.core.stack import TierStack
-from emberkv.domain.types import RAM, Slot
+from emberkv.domain.types import RAM, Level, Slot
 from emberkv.live.arena import READY, ArenaGeometry
 from emberkv.live.keeper.joining import Joined
 from emberkv.live.keeper.messages import Attached, DiskSettings, Hello, KeeperConfig, Role
@@ -136,6 +137,8 @@ class World:
             self.engine.abort()
         elif self.disk is not None and setting.chance.random() < 0.3 * setting.plan.trouble:
             self.disk.damage()
+        elif setting.strikes(Fault.GATE_MOVED, 0.1):
+            self._operate()
         elif setting.strikes(Fault.KEEPER_DIES, 0.15):
             self._kill_keeper()
         elif setting.strikes(Fault.RESET, 0.2):
@@ -147,6 +150,19 @@ class World:
         elif setting.strikes(Fault.STOPPED, 0.1):
             self.engine.manager.shutdown()
             self._restart(keeps_ram=False)
+
+    def _operate(self) -> None:
+        """An operator, or a guard, does something to a tier."""
+        chance, stack = self.setting.chance, self.stack
+        level = Level(chance.randrange(len(stack.tiers)))
+        stack.set_gate(level, chance.choice((OPEN, OPEN, DRAINING, SHUT, Gate(0.5))))
+        if chance.random() < 0.3:
+            self.seen.note(Fault.TIER_EMPTIED)
+            stack.empty(level)
+        if chance.random() < 0.3:
+            self.seen.note(Fault.POLICY_CHANGED)
+            policy = EVICTION_POLICIES[chance.choice(sorted(EVICTION_POLICIES))]
+            stack.set_policy(level, policy(stack.tiers[level].slot_count))
 
     # ── lives of the engine ──────────────────────────────────────────────────────────────────
 
@@ -174,6 +190,8 @@ class World:
                 for count, name in zip(self.client.slot_counts, self.plan.policies, strict=False)
             ],
             self.plan.limits,
+            self.plan.terms,
+            self.plan.quotas,
         )
         self._checked = -1
         manager = TierManager(self.stack, self.client, setting.clock, self._finished, strict=True)
