@@ -72,6 +72,7 @@ class WitnessedStack(TierStack):
         parents = {key: parent_of(key) for key in every_key()}
         self.toy = ToyTiers([tier.slot_count for tier in tiers], parents, limits.max_stall_s)
         self.changes = 0
+        self._untaken = False
         self._admitted: list[Resident] = []
         self._taken_at_s = 0.0
 
@@ -164,6 +165,7 @@ class WitnessedStack(TierStack):
     def empty(self, level: Level) -> None:
         self._begin(f"empty {level}")
         super().empty(level)
+        self._untaken = True
 
     def set_gate(self, level: Level, gate: Gate) -> None:
         self._begin(f"gate {level} {gate}")
@@ -175,6 +177,7 @@ class WitnessedStack(TierStack):
 
     def take_effects(self) -> list[Effect]:
         effects = super().take_effects()
+        self._untaken = False
         if effects:
             self.log.note(";".join(map(_effect, effects)))
         drops = [effect for effect in effects if isinstance(effect, Drop)]
@@ -225,7 +228,9 @@ class WitnessedStack(TierStack):
     # ── what always holds ────────────────────────────────────────────────────────────────────
 
     def agrees(self, now_s: float) -> None:
-        """Every chunk is where all that happened says it must be."""
+        """Every chunk is where all that happened says it must be, once effects are taken."""
+        if self._untaken:
+            return
         present = {key for books in self.toy.books for key in books}
         present.update(key for tier in self.tiers for key in tier.entries)
         for key in present:
