@@ -133,7 +133,9 @@ class World:
 
     def _trouble(self) -> None:
         setting = self.setting
-        if setting.chance.random() < 0.4:
+        if self.stack.transfers.open_copies() and setting.chance.random() < 0.3:
+            self._strike_copies()
+        elif setting.chance.random() < 0.4:
             self.engine.abort()
         elif self.disk is not None and setting.chance.random() < 0.3 * setting.plan.trouble:
             self.disk.damage()
@@ -143,13 +145,27 @@ class World:
             self._kill_keeper()
         elif setting.strikes(Fault.RESET, 0.2):
             self._reset()
+            if setting.strikes(Fault.KILLED, 0.2):
+                self._restart(keeps_ram=True)
         elif setting.strikes(Fault.KILLED, 0.3):
             self._restart(keeps_ram=True)
+            if setting.strikes(Fault.RESET, 0.1):  # before the engine has done anything
+                self._time_passes()
+                self._reset()
         elif setting.strikes(Fault.ALL_KILLED, 0.1):
             self._restart(keeps_ram=False)
         elif setting.strikes(Fault.STOPPED, 0.1):
             self.engine.manager.shutdown()
             self._restart(keeps_ram=False)
+
+    def _strike_copies(self) -> None:
+        """Something ends an epoch or a process while copies are under way."""
+        if self.setting.strikes(Fault.RESET, 0.3):
+            self._reset()
+            if self.setting.strikes(Fault.KILLED, 0.3):
+                self._restart(keeps_ram=True)
+        elif self.setting.strikes(Fault.KILLED, 0.3):
+            self._restart(keeps_ram=True)
 
     def _operate(self) -> None:
         """An operator, or a guard, does something to a tier."""
@@ -206,7 +222,7 @@ class World:
         self._loaded_chunks += self.engine.loaded_chunks
         if keeps_ram and self.keeper.alive and self._keeper_knows_what_is_owed():
             self.keeper.detach()
-            self._age(5.0)
+            self._age(self.setting.chance.choice((0.0, 0.02, 0.2, 5.0)))
             self._flip_ram()
         else:
             if self.keeper.alive:
