@@ -236,10 +236,8 @@ def a_preempted_request_is_answered_at_once(patch: Patch) -> None:
     begin_pass = TierManager._begin_pass
 
     def rash(self: TierManager, state: object, request: RequestId) -> None:
+        state.may_run = False  # type: ignore[attr-defined]
         begin_pass(self, state, request)  # type: ignore[arg-type]
-        if state.put_off:  # type: ignore[attr-defined]
-            state.put_off = False  # type: ignore[attr-defined]
-            state.index = 1  # type: ignore[attr-defined]
 
     patch.setattr(TierManager, "_begin_pass", rash)
 

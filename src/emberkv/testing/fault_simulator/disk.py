@@ -43,7 +43,14 @@ class DiskModel:
             return
         slot = chance.choice(list(self.cells))
         cell = self.cells[slot]
-        fault = chance.choice((Fault.DISK_BITS_FLIP, Fault.DISK_SLOT_GONE, Fault.DISK_SLOT_SWAPPED))
+        fault = chance.choice(
+            (
+                Fault.DISK_BITS_FLIP,
+                Fault.DISK_SLOT_GONE,
+                Fault.DISK_SLOT_GONE,
+                Fault.DISK_SLOT_SWAPPED,
+            )
+        )
         if fault is Fault.DISK_BITS_FLIP:
             cell.payload = flipped(cell.payload, chance.randrange(8 * CHUNK_BYTES))
         elif fault is Fault.DISK_SLOT_GONE:
@@ -114,7 +121,7 @@ class OpenDisk:
     def _read(self, record: Record, payload: memoryview) -> Outcome:
         setting = self._model.setting
         payload[: CHUNK_BYTES // 2] = bytes(CHUNK_BYTES // 2)  # whatever comes of it
-        if setting.strikes(Fault.READ_FAILS, 0.05):
+        if setting.strikes(Fault.READ_FAILS, 0.1):
             return Outcome.FAILED
         cell = self._model.cells.get(record.slot)
         if cell is None or cell.record.key != record.key:

@@ -158,13 +158,21 @@ class Engine:
             self.setting.seen.note(fault)
             self._finish(request)
 
+    def reset_device(self) -> None:
+        """The device's own cache is emptied, and the tiers are not."""
+        for request in self.requests:
+            if request.stage is Stage.RUNNING:
+                self._preempt(request)
+            if request.stage is Stage.WAITING and not request.deferred_steps:
+                request.device = 0
+
     def reset(self, epoch: int) -> None:
         """New weights: nothing that is kept anywhere may be used any more."""
         self.epoch = epoch
         for job in self.jobs:
             job.stale = True
         for request in self.requests:
-            if request.stage in (Stage.RUNNING, Stage.LOADED):
+            if request.stage is Stage.RUNNING:
                 self._preempt(request)
             elif request.stage is not Stage.ENDED:
                 request.starts_over()
@@ -274,6 +282,8 @@ class Engine:
         for key in keys[:hits]:
             level = manager.origin(request.id, key)
             assert 0 <= level < len(manager.stack.tiers)
+        at_odds = request.id in self.preempted  # in a step that calls it preempted
+        assert not at_odds, f"{request.id} is to load, and the engine can't in this step"
         slots = manager.prepare_load(request.id, keys[:hits])
         request.stage = Stage.LOADING
         self._add_job(request, list(zip(keys[:hits], slots, strict=True)), is_store=False)

@@ -28,18 +28,6 @@ STACK_WORLDS: Final = 8
 
 TAIL_LINES: Final = 15
 
-NOT_YET_COUNTED: Final = frozenset(
-    {
-        Event.SHED_SLOW_TIER,
-        Event.REFUSED_BY_HINT,
-        Event.REFUSED_BY_GATE,
-        Event.REFUSED_BY_QUOTA,
-        Event.NOT_WORTH_LOADING,
-        Event.WASTED,
-    }
-)
-"""Events that the core names and nothing counts. One that is counted must leave this list."""
-
 
 class SimulatedWorld(Protocol):
     """What can be played."""
@@ -101,11 +89,11 @@ class Report:
 
 
 def must_be_seen() -> Iterator[enum.Enum]:
-    """Each fault, each outcome, each event that is counted, each branch of the protocol."""
+    """Each fault, each outcome, each event, each branch of the protocol."""
     yield from Fault
     yield from Outcome
     yield from Answer
-    yield from (event for event in Event if event not in NOT_YET_COUNTED)
+    yield from Event
 
 
 class _Located:

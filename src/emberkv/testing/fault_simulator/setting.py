@@ -56,6 +56,7 @@ class Fault(enum.Enum):
     ABORT_WHILE_WAITING = "abort_while_waiting"
     ABORT_WHILE_LOADING = "abort_while_loading"
     PREEMPTION = "preemption"
+    DEVICE_RESET = "device_reset"  # every running request is preempted between two steps
     GATE_MOVED = "gate_moved"
     TIER_EMPTIED = "tier_emptied"
     POLICY_CHANGED = "policy_changed"

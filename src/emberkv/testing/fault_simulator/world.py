@@ -139,6 +139,8 @@ class World:
             self.engine.abort()
         elif self.disk is not None and setting.chance.random() < 0.3 * setting.plan.trouble:
             self.disk.damage()
+        elif setting.strikes(Fault.DEVICE_RESET, 0.1):
+            self.engine.reset_device()
         elif setting.strikes(Fault.GATE_MOVED, 0.1):
             self._operate()
         elif setting.strikes(Fault.KEEPER_DIES, 0.15):
