@@ -13,12 +13,13 @@ decisions: the simulator and the live driver run this one class.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 
 from emberkv.core.arrivals import Arrivals
 from emberkv.core.counts import Event, Journal
 from emberkv.core.economy import Economy, Terms
 from emberkv.core.evictions import Evictions
-from emberkv.core.gates import Gate, Gates
+from emberkv.core.gates import Gate, Gates, Levels
 from emberkv.core.leases import Cut, Lease
 from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
@@ -42,15 +43,9 @@ from emberkv.domain.types import (
 from emberkv.errors import InvariantError
 from emberkv.policy.eviction.base import EvictionPolicy
 
-Levels = frozenset[Level]
-
 
 class TierStack:
-    """RAM (level 0) and the tiers below it.
-
-    `tiers[0]` is the only one the engine touches; it is offered to the engine, written by it, and
-    everything below is staged through it.
-    """
+    """RAM, the only tier that the engine touches, and the tiers below, staged through it."""
 
     def __init__(
         self,
@@ -182,6 +177,10 @@ class TierStack:
         ahead_s = self.economy.backlog.ahead_s(request)
         return self.economy.cut([(level, chunks)], first_token, ahead_s, now_s) > 0
 
+    def may_begin(self, request: RequestId, has_tokens: int, now_s: float) -> bool:
+        """Whether a request can be computed now without making an earlier one late."""
+        return self.economy.backlog.may_begin(request, has_tokens, now_s)
+
     def promote(
         self,
         request: RequestId,
@@ -203,6 +202,8 @@ class TierStack:
         lease.had = next((n for n, key in enumerate(keys) if not ram.ready(key)), len(keys))
         if step is not None:
             lease.asked_step, lease.asked_at_s = step, now_s
+        end = first_token + len(keys) * self.terms.tokens_per_chunk
+        self.economy.park(request, first_token, lease.had, end, now_s)
         self.promotions.open(lease, now_s)
 
     def look_ahead(
@@ -349,6 +350,7 @@ class TierStack:
             resident.unused = False
         self._loads[request] = list(found), now_s
         end = first_token + len(keys) * self.terms.tokens_per_chunk
+        self.economy.park(request, first_token, 0, end, now_s)
         self.economy.backlog.has(request, end)
         self._keep(visit, keys, first_token, now_s)
         self.write_behind.offer(visit, keys, now_s)
@@ -436,15 +438,13 @@ class TierStack:
         """Open or shut a tier, for requests that ask from now on and chunks offered from now on."""
         self.gates.set(level, gate)
 
-    def gate(self, level: Level) -> Gate:
-        return self.gates[level]
-
     def set_policy(self, level: Level, policy: EvictionPolicy) -> None:
         """Let another policy order a tier from now on; it begins with the old one's order."""
         tier = self.tiers[level]
-        visit = self.visits.fresh_id()
-        for key in list(tier.policy.victims()):
-            policy.insert([key], visit)
+        order = [tier.entries[key] for key in tier.policy.victims()]
+        for _, visit in groupby(order, key=lambda resident: resident.visit):
+            tail_first = [resident.key for resident in visit]
+            policy.insert(tail_first[::-1], self.visits.fresh_id())
         tier.policy = policy
 
     def unfence(self) -> None:
@@ -486,7 +486,7 @@ class TierStack:
             return Event.REFUSED_BY_HINT
         if not self.gates.stores(RAM):
             return Event.REFUSED_BY_GATE
-        if parent is not None and not self._anywhere(parent):
+        if parent is not None and not any(parent in tier.entries for tier in self.tiers):
             return Event.REFUSED_UNREACHABLE
         return None
 
@@ -495,6 +495,3 @@ class TierStack:
         size = self.terms.tokens_per_chunk
         run = [(key, first_token + n * size) for n, key in enumerate(keys)]
         self.retention.apply(visit.hints, run, size, now_s)
-
-    def _anywhere(self, key: ChunkKey) -> bool:
-        return any(key in tier.entries for tier in self.tiers)

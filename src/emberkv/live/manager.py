@@ -21,7 +21,7 @@ from emberkv.core.residents import Resident
 from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints
 from emberkv.domain.types import RAM, ChunkKey, Copy, Drop, Level, RequestId, Slot
-from emberkv.live.collect import collect
+from emberkv.live.collect import collect, settled
 from emberkv.live.driver import Driver
 from emberkv.live.intake import Intake
 from emberkv.live.look_ahead import LookAhead
@@ -182,13 +182,13 @@ class TierManager:
             if state.put_off or state.answering is Answering.WAIT:
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
-            if state.answering is Answering.COLLECT:
-                was_deferred = state.deferred
-                answer = collect(self.stack, state, key, self._now_s)
-                if state.deferred and not was_deferred:
-                    self._deferred.append(state)
-                return answer
-            return Lookup.HIT if self.stack.tiers[RAM].ready(key) else Lookup.MISS
+            if state.answering is Answering.SETTLED:
+                return settled(self.stack, state, key, self._now_s)
+            was_deferred = state.deferred
+            answer = collect(self.stack, state, key, self._now_s)
+            if state.deferred and not was_deferred:
+                self._deferred.append(state)
+            return answer
         except Exception as error:
             self.give_up(error)
             return Lookup.MISS
@@ -202,6 +202,7 @@ class TierManager:
             self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
+        state.held = False
         # A request that may have run was preempted, perhaps just now, between two steps. step_end
         # will say so, and the engine fails if a request loads in the step that calls it preempted.
         state.put_off, state.may_run = state.may_run, False

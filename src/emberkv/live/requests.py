@@ -30,6 +30,7 @@ class RequestState:
         "deferred",
         "facts",
         "first_token",
+        "held",
         "hints",
         "index",
         "keys",
@@ -46,6 +47,7 @@ class RequestState:
         self.arrived_s = arrived_s
         self.keys: Callable[[], Sequence[ChunkKey]] | None = None
         self.first_token = 0
+        self.held = False
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None

@@ -19,11 +19,11 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from emberkv.core.economy import Terms
-from emberkv.core.gates import Gate
+from emberkv.core.gates import Gate, Levels
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Resident, Residents
 from emberkv.core.retention import Quotas
-from emberkv.core.stack import Levels, TierStack
+from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints, TokenRange
 from emberkv.domain.types import (
     ChunkKey,
@@ -107,6 +107,11 @@ class RecordedStack(TierStack):
             request=request,
             first_token=first_token,
             now_s=now_s,
+        )
+
+    def may_begin(self, request: RequestId, has_tokens: int, now_s: float) -> bool:
+        return self._noted(
+            "may_begin", super().may_begin, request=request, has_tokens=has_tokens, now_s=now_s
         )
 
     def promote(
@@ -332,6 +337,7 @@ _ENCODE: dict[str, Callable[[Any], object]] = {
     "entries": lambda entries: [[_hex(e.key), _hex(e.parent), e.slot] for e in entries],
     "first_token": _same,
     "gate": asdict,
+    "has_tokens": _same,
     "hints": _plain_hints,
     "hold": list,
     "key": _hex,
