@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from emberkv.core.economy import Terms
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Residents
@@ -26,21 +24,18 @@ def stack_with(on_disk: int, in_ram: int = 0, **limits: float) -> tuple[TierStac
     return stack, keys
 
 
-@pytest.mark.xfail(strict=True, reason="the budget is not applied: the lease is no look-ahead yet")
 def test_look_ahead_keeps_to_its_share_of_ram() -> None:
     stack, keys = stack_with(6, look_ahead_share=0.25)
     stack.look_ahead(A, keys, 0.0)
     assert sum(lease.pinned for lease in stack.promotions.leases()) <= 2
 
 
-@pytest.mark.xfail(strict=True, reason="probes do not ask how much is under way")
 def test_a_probe_keeps_to_the_limit_of_promotions() -> None:
     stack, keys = stack_with(6, promotion_chunks=1)
     stack.probe(A, keys, 100.0)
     assert stack.transfers.under_way(RAM) <= 1
 
 
-@pytest.mark.xfail(strict=True, reason="the tier a chunk comes from is not compared")
 def test_a_chunk_on_its_way_from_a_tier_that_does_not_count_is_nowhere() -> None:
     stack, keys = stack_with(2)
     stack.promote(A, keys, 0.0)

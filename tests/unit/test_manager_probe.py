@@ -9,7 +9,6 @@ from emberkv.domain.types import RAM, RequestId
 from emberkv.live.lookup import Lookup
 
 
-@pytest.mark.xfail(strict=True, reason="a probe in the middle of a look-up makes room in RAM")
 def test_a_probe_does_not_evict_what_the_look_up_has_just_promised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

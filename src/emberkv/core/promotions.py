@@ -65,6 +65,7 @@ class Promotions:
         ram = self._tiers[RAM]
         taken = sum(each.pinned for each in self._leases.values() if each.ahead)
         budget = int(self._limits.look_ahead_share * ram.slot_count) - taken
+        lease.ahead = True
         lease.worth = max(0, min(len(lease.keys), budget))
         lease.ahead = True
         missing = self._survey(lease, now_s)
@@ -248,7 +249,8 @@ class Promotions:
         Nobody waits for them. They serve whoever comes next.
         """
         ram = self._tiers[RAM]
-        most = self._economy.terms.probe_chunks
+        room = self._limits.promotion_chunks - self._transfers.under_way(RAM)
+        most = max(0, min(self._economy.terms.probe_chunks, room))
         if ram.free_count < most and ram.pinned_count > ram.slot_count // 2:
             return
         run: list[tuple[Level, Resident]] = []

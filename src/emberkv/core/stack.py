@@ -39,6 +39,7 @@ from emberkv.domain.types import (
     RequestId,
     Slot,
     TransferId,
+    VisitId,
 )
 from emberkv.errors import InvariantError
 from emberkv.policy.eviction.base import EvictionPolicy
@@ -83,6 +84,7 @@ class TierStack:
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
         self._ended: set[RequestId] = set()
         self._fenced: list[Slot] = []
+        self._probes: list[tuple[VisitId, Sequence[ChunkKey], Levels | None]] = []
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
@@ -158,7 +160,7 @@ class TierStack:
             origin = self.transfers.origin(key)
             if origin is None or self.transfers.stalled(origin, now_s):
                 return None
-            return origin
+            return origin if levels is None or origin in levels else None
         for level in range(1, len(self.tiers)):
             if levels is not None and level not in levels:
                 continue
@@ -221,9 +223,11 @@ class TierStack:
             self.promotions.look_ahead(lease, now_s)
 
     def probe(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
-        """A request did not load these since its tier is too slow: try now and then if it is."""
-        visit = self.visits.of(request)
-        self.promotions.probe(keys, visit.id, self.open_levels(request), now_s)
+        """A request did not load these since its tier is too slow: try now and then if it is.
+
+        Begun by the next `settle`: what a look-up has answered must not be evicted meanwhile.
+        """
+        self._probes.append((self.visits.of(request).id, keys, self.open_levels(request)))
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
         """Whether a request's promotion is worth another step of waiting.
@@ -247,6 +251,9 @@ class TierStack:
         """What is due once per step: promotions whose turn has come, chunks to pass on, ends."""
         self.retention.expire(now_s)
         self.promotions.settle(now_s)
+        for visit, keys, levels in self._probes:
+            self.promotions.probe(keys, visit, levels, now_s)
+        self._probes.clear()
         self.write_behind.settle(now_s)
 
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
@@ -404,6 +411,7 @@ class TierStack:
         self._loads.clear()
         self._stores.clear()
         self._ended.clear()
+        self._probes.clear()
         self.visits.clear()
 
     def hold(self, level: Level, slots: Sequence[Slot]) -> None:
