@@ -267,6 +267,9 @@ class Engine:
                 break
         answer = self._answer_of(request, keys, said, waits)
         setting.seen.note(answer)
+        if answer is Answer.HELD:
+            request.deferred_steps = 0  # asked anew, and if preempted put off anew
+            return False
         if answer in (Answer.WAIT, Answer.PUT_OFF, Answer.COLLECTED):
             self._deferred(request, answer)
             return False
@@ -298,6 +301,9 @@ class Engine:
         for key, each in zip(keys, said, strict=False):
             ready = each is not Lookup.HIT or ram.ready(key)
             assert ready, f"{request.id} is told that {key.hex()} is there"
+        if self.manager._requests[request.id].held:
+            assert said.count(Lookup.RETRY) == 1
+            return Answer.HELD
         if Lookup.RETRY in said:
             if said[0] is Lookup.RETRY and self._is_put_off(request):
                 assert request.preemptions, f"{request.id} is put off, and never was preempted"

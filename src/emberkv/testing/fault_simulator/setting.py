@@ -74,6 +74,7 @@ class Answer(enum.Enum):
     HEAD_IN_RAM = "head_in_ram"  # and the rest nowhere
     COLLECTED = "collected"  # some of it below: a promotion is planned
     WAIT = "wait"
+    HELD = "held"  # it would be computed now, and make another late that came before it
     PUT_OFF = "put_off"  # preempted, and perhaps running
     SETTLED_WHOLE = "settled_whole"
     SETTLED_IN_PART = "settled_in_part"
