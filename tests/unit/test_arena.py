@@ -81,6 +81,17 @@ def test_a_header_names_what_its_row_holds(fd: int) -> None:
     arena.close()
 
 
+def test_no_slots_at_all_can_be_marked(fd: int) -> None:
+    arena = Arena(fd, GEOMETRY)
+    before = arena.headers.tobytes()
+    arena.mark_writing([], [], [])
+    arena.mark_ready([], 0)
+    arena.mark_used([], 0)
+    arena.mark_free([])
+    assert arena.headers.tobytes() == before
+    arena.close()
+
+
 def test_every_new_content_has_a_generation_of_its_own(fd: int) -> None:
     arena = Arena(fd, GEOMETRY)
     for expected in (1, 2, 3):

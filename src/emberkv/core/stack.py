@@ -39,6 +39,7 @@ from emberkv.domain.types import (
     RequestId,
     Slot,
     TransferId,
+    VisitId,
 )
 from emberkv.errors import InvariantError
 from emberkv.policy.eviction.base import EvictionPolicy
@@ -83,6 +84,7 @@ class TierStack:
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
         self._ended: set[RequestId] = set()
         self._fenced: list[Slot] = []
+        self._probes: list[tuple[VisitId, Sequence[ChunkKey], Levels | None]] = []
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
@@ -220,9 +222,8 @@ class TierStack:
             self.promotions.look_ahead(lease, now_s)
 
     def probe(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
-        """A request did not load these since its tier is too slow: try now and then if it is."""
-        visit = self.visits.of(request)
-        self.promotions.probe(keys, visit.id, self.open_levels(request), now_s)
+        """A request did not load these from a tier that is too slow: `settle` may try if it is."""
+        self._probes.append((self.visits.of(request).id, keys, self.open_levels(request)))
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
         """Whether a request's promotion is worth another step of waiting.
@@ -246,6 +247,9 @@ class TierStack:
         """What is due once per step: promotions whose turn has come, chunks to pass on, ends."""
         self.retention.expire(now_s)
         self.promotions.settle(now_s)
+        for visit, keys, levels in self._probes:
+            self.promotions.probe(keys, visit, levels, now_s)
+        self._probes.clear()
         self.write_behind.settle(now_s)
 
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
@@ -384,8 +388,7 @@ class TierStack:
     def reset(self) -> None:
         """Forget everything in every tier.
 
-        Slots that the engine's workers or a driver may still touch are not given out again before
-        those copies are done: see `unfence` and `done`.
+        Slots that are still touched are not given out before that is over: see `unfence`, `done`.
         """
         self.promotions.clear()
         touched = self.transfers.abandon()
@@ -403,6 +406,7 @@ class TierStack:
         self._loads.clear()
         self._stores.clear()
         self._ended.clear()
+        self._probes.clear()
         self.visits.clear()
 
     def hold(self, level: Level, slots: Sequence[Slot]) -> None:
@@ -452,7 +456,7 @@ class TierStack:
 
     def loads_under_way(self) -> Mapping[RequestId, Collection[ChunkKey]]:
         """For checks: what the engine is reading, per request."""
-        return {request: [r.key for r in loading] for request, (loading, _) in self._loads.items()}
+        return {request: [r.key for r in run] for request, (run, _) in self._loads.items()}
 
     def pending_stores(self) -> Mapping[RequestId, Collection[ChunkKey]]:
         """For checks: what the engine is writing, per request."""

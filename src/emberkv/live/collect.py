@@ -75,8 +75,7 @@ def _why_not(
 def _pays(stack: TierStack, state: RequestState, key: ChunkKey, level: Level, now_s: float) -> bool:
     """Whether to load could gain anything; asked once per pass for RAM and for what is below.
 
-    What does not pay is tried now and then, without anyone waiting: at the end of the step, since
-    no chunk may leave between a look-up's answer and the load.
+    What does not pay is tried now and then, without anyone waiting.
     """
     if state.deferred if level != RAM else bool(state.chain):
         return True
@@ -88,5 +87,5 @@ def _pays(stack: TierStack, state: RequestState, key: ChunkKey, level: Level, no
     here = keys.index(key) if key in keys else 0
     stack.journal.note(Event.NOT_WORTH_LOADING, level, keys[here:])
     if level != RAM:
-        state.probe = keys[here:]
+        stack.probe(request, keys[here:], now_s)
     return False

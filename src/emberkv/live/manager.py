@@ -77,7 +77,6 @@ class TierManager:
         self._requests: dict[RequestId, RequestState] = {}
         self._look_ahead = LookAhead(stack)
         self._deferred: list[RequestState] = []
-        self._probes: list[tuple[RequestId, Sequence[ChunkKey]]] = []
         self.complaints = Complaints(self.tally)
         self.watch = Watch(stack, self.tally, guard)
         self._step = 0
@@ -169,9 +168,6 @@ class TierManager:
             answer = collect(self.stack, state, key, self._now_s)
             if state.deferred and not was_deferred:
                 self._deferred.append(state)
-            if state.probe:
-                self._probes.append((request, state.probe))
-                state.probe = ()
             return answer
         except Exception as error:
             self.give_up(error)
@@ -312,10 +308,6 @@ class TierManager:
                 state.wait_began_s = now_s
         self._deferred.clear()
         self.stack.settle(now_s)
-        for request, keys in self._probes:
-            if request in self._requests:
-                self.stack.probe(request, keys, now_s)
-        self._probes.clear()
         self._look_ahead.step(now_s)
         self._carrier.carry_out()
         if self._unfence_step is not None and self._step >= self._unfence_step:
@@ -386,7 +378,6 @@ class TierManager:
         self._carrier.forget()
         self._unfence_step = self._step + STEPS_IN_FLIGHT
         self._deferred.clear()
-        self._probes.clear()
         now_s = self._clock()
         for state in self._requests.values():
             self._end_wait(state, now_s)

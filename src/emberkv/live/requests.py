@@ -38,7 +38,6 @@ class RequestState:
         "levels",
         "load_began_s",
         "may_run",
-        "probe",
         "put_off",
         "token_s",
         "trail",
@@ -51,7 +50,6 @@ class RequestState:
         self.keys: Callable[[], Sequence[ChunkKey]] | None = None
         self.first_token = 0
         self.held = False
-        self.probe: Sequence[ChunkKey] = ()
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None

@@ -51,8 +51,10 @@ class Seals:
         self._epoch = 0
         self._stopped = False
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="seal", daemon=True)
-        self._thread.start()
+        self._start()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name="seal", daemon=True).start()
 
     def generations(self, slots: Slots) -> Generations:
         """The present generation of each slot."""

@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -66,7 +67,11 @@ class Household:
 
 
 class Tenancy:
-    """What the keeper holds for one engine."""
+    """What the keeper holds for one engine. Its parts run on threads of their own."""
+
+    seals_class: ClassVar[type[Seals]] = Seals
+    population_class: ClassVar[type[Population]] = Population
+    disk_class: ClassVar[type[DiskTier]] = DiskTier
 
     def __init__(self, house: Household, hello: Hello, memory_fd: int | None) -> None:
         """Prepare for the engine of `hello`; its namespace must be given.
@@ -85,9 +90,9 @@ class Tenancy:
         self._ram_told = True
         self._session = Session(house.loop)
         self.arena = _arena(hello.config, memory_fd)
-        self.seals = Seals(self.arena)
+        self.seals = self.seals_class(self.arena)
         self._populated = 0 if memory_fd is None else hello.populated_slots or 0
-        self._population = Population(
+        self._population = self.population_class(
             self.arena,
             self._populated,
             lambda first, count: self._loop.post(lambda: self._piece(first, count)),
@@ -221,7 +226,7 @@ class Tenancy:
                 raise
             return storage
 
-        disk = DiskTier(
+        disk = self.disk_class(
             self._loop,
             self.arena,
             self.seals,
