@@ -319,8 +319,11 @@ class Residents:
                 del self.ranked[resident.priority]
 
     def _disown(self, resident: Resident) -> None:
-        if resident.tenant is not None:
-            self.by_tenant[resident.tenant] -= 1
+        tenant = resident.tenant
+        if tenant is not None:
+            self.by_tenant[tenant] -= 1
+            if not self.by_tenant[tenant]:
+                del self.by_tenant[tenant]  # anybody may make up names
 
     def _remove(self, resident: Resident) -> None:
         self._unrank(resident)

@@ -137,7 +137,7 @@ class TierStack:
         self.gates.forget(request)
         visit = self.visits.find(request)
         if visit is not None and visit.hints.end_of_session and visit.hints.session is not None:
-            self.retention.end_session(visit.hints.session)
+            self.retention.end_session(visit.tenant, visit.hints.session)
         if request in self._stores:
             self._ended.add(request)
         else:
@@ -300,7 +300,7 @@ class TierStack:
             pending = self._stores.setdefault(request, {})
             pending.update((resident.key, None) for resident in admitted)
             self.journal.note(Event.ADMITTED, RAM, fresh)
-        self._keep(visit, keys, first_token, now_s)
+        self._keep(visit, keys, first_token, now_s, fresh)
         self.write_behind.offer(visit, keys, now_s)
         return admitted
 
@@ -405,9 +405,11 @@ class TierStack:
         self.retention.clear()
         self._loads.clear()
         self._stores.clear()
+        for request in self._ended:
+            self.visits.end(request)
         self._ended.clear()
         self._probes.clear()
-        self.visits.clear()
+        self.visits.begin_anew()
 
     def hold(self, level: Level, slots: Sequence[Slot]) -> None:
         """Take free slots of a tier out of use; they may be held more than once."""
@@ -492,8 +494,15 @@ class TierStack:
             return Event.REFUSED_UNREACHABLE
         return None
 
-    def _keep(self, visit: Visit, keys: Sequence[ChunkKey], first_token: int, now_s: float) -> None:
-        """Note what the visit's hints say of chunks that it has used."""
+    def _keep(
+        self,
+        visit: Visit,
+        keys: Sequence[ChunkKey],
+        first_token: int,
+        now_s: float,
+        fresh: Sequence[ChunkKey] = (),
+    ) -> None:
+        """Note what the visit's hints say of chunks that it has used; `fresh` it has computed."""
         size = self.terms.tokens_per_chunk
         run = [(key, first_token + n * size) for n, key in enumerate(keys)]
-        self.retention.apply(visit.hints, run, size, now_s)
+        self.retention.apply(visit.hints, run, size, now_s, fresh)

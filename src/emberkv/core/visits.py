@@ -67,8 +67,10 @@ class Visits:
     def end(self, request: RequestId) -> None:
         self._visits.pop(request, None)
 
-    def clear(self) -> None:
-        self._visits.clear()
+    def begin_anew(self) -> None:
+        """Every tier is empty; what requests have said of themselves still holds."""
+        for visit in self._visits.values():
+            visit.tails.clear()
 
     def requests(self) -> Collection[RequestId]:
         return self._visits.keys()

@@ -28,7 +28,7 @@ def settled(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) 
     """Answer for the next chunk of a chain that has been waited for: what is ready, or held too."""
     if state.held:
         return Lookup.MISS
-    if stack.tiers[RAM].ready(key):
+    if stack.tiers[RAM].ready(key) and state.index != state.chunk_limit:
         state.index += 1
         return Lookup.HIT
     return _end(stack, state, state.index, now_s)
