@@ -58,7 +58,6 @@ def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float)
         return Lookup.HIT
     if not state.deferred:
         state.deferred = True
-        state.may_run = False
     return Lookup.RETRY
 
 

@@ -77,6 +77,8 @@ class TierManager:
         self._requests: dict[RequestId, RequestState] = {}
         self._look_ahead = LookAhead(stack)
         self._deferred: list[RequestState] = []
+        self._preempted_ones: dict[RequestId, None] = {}
+        self._steps_are_told = False
         self.complaints = Complaints(self.tally)
         self.watch = Watch(stack, self.tally, guard)
         self._step = 0
@@ -128,6 +130,7 @@ class TierManager:
         if state is None:
             return
         self._look_ahead.remove(request)
+        self._preempted_ones.pop(request, None)
         try:
             self._end_wait(state, self._clock())
             if self.serving:
@@ -162,12 +165,15 @@ class TierManager:
             if state.put_off or state.answering is Answering.WAIT:
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
-            if state.answering is Answering.SETTLED:
-                return settled(self.stack, state, key, self._now_s)
+            if state.passes:
+                return Lookup.MISS
             was_deferred = state.deferred
-            answer = collect(self.stack, state, key, self._now_s)
+            answer_for = settled if state.answering is Answering.SETTLED else collect
+            answer = answer_for(self.stack, state, key, self._now_s)
             if state.deferred and not was_deferred:
                 self._deferred.append(state)
+            if answer is Lookup.RETRY:
+                state.waits_step = self._step
             return answer
         except Exception as error:
             self.give_up(error)
@@ -185,10 +191,18 @@ class TierManager:
         state.asked_step = self._step
         state.index = 0
         state.held = False
-        # A request that may have run was preempted, perhaps just now, between two steps. step_end
-        # will say so, and the engine fails if a request loads in the step that calls it preempted.
+        # A request that has run was preempted just now, between two steps. step_end will say so, and
+        # the engine fails if a request loads in the step that calls it preempted.
         state.put_off, state.may_run = state.may_run, False
+        # Where nobody tells who runs, one that was resumed may have run since it last had to wait:
+        # it loads nothing either. It is not put off, since whoever comes behind it would take the
+        # device's blocks from it, time and again.
+        unsure = state.facts.preemptions > 0 and not self._steps_are_told
+        state.passes = unsure and state.waits_step != self._step - 1
         if state.put_off:
+            state.waits_step = self._step
+            return
+        if state.passes and state.answering is not Answering.WAIT:
             return
         if state.answering is Answering.COLLECT:
             state.trail.begin_pass()
@@ -201,10 +215,10 @@ class TierManager:
             now_s = self._clock()
             if not self.stack.waiting(request, self._step, now_s):
                 self._settle_wait(state, request, now_s)
-        if state.answering is not Answering.WAIT:
+        if state.answering is Answering.WAIT:
+            state.waits_step = self._step
+        else:
             state.trail.mark = self.fates.mark(self._now_s)
-            # Nobody tells of a request that is resumed: from here on it may run.
-            state.may_run = state.facts.preemptions > 0
 
     def _settle_wait(self, state: RequestState, request: RequestId, now_s: float) -> None:
         state.answering = Answering.SETTLED
@@ -320,6 +334,17 @@ class TierManager:
     def step_begins(self, work: StepWork) -> None:
         """The engine is about to compute this; told by engines that say so."""
         self.steps.begin(work, self._clock())
+        self._steps_are_told = True
+        if self._preempted_ones:
+            self._note_resumed(work)
+
+    @contained
+    def _note_resumed(self, work: StepWork) -> None:
+        """`step_end` is told who starts and who is preempted, not who is resumed."""
+        for request in list(self._preempted_ones):
+            if request in work.pieces or request in work.decoding:
+                self._started(request)
+                del self._preempted_ones[request]
 
     @contained
     def step_done(self) -> None:
@@ -439,6 +464,9 @@ class TierManager:
         state = self._requests.get(request)
         if state is not None:
             state.answering = Answering.COLLECT
+            state.may_run = False  # from here on it waits
+            state.waits_step = self._step
+            self._preempted_ones[request] = None
             state.facts.preemptions += 1
             self.stack.preempted(request)
 

@@ -38,10 +38,12 @@ class RequestState:
         "levels",
         "load_began_s",
         "may_run",
+        "passes",
         "put_off",
         "token_s",
         "trail",
         "wait_began_s",
+        "waits_step",
     )
 
     def __init__(self, request: RequestId, hints: Hints, arrived_s: float) -> None:
@@ -63,6 +65,8 @@ class RequestState:
         self.wait_began_s: float | None = None
         self.load_began_s: float | None = None
         self.put_off = False
+        self.passes = False
+        self.waits_step = -1
         self.may_run = False
 
     def got_token(self, now_s: float) -> None:
