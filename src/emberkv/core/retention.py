@@ -16,7 +16,7 @@ from itertools import count
 from typing import Final
 
 from emberkv.core.residents import PINNED, Resident, Residents
-from emberkv.domain.hints import DEFAULT_PRIORITY, MAX_PRIORITY, NO_HINTS, Hints
+from emberkv.domain.hints import DEFAULT_PRIORITY, MAX_PRIORITY, Hints
 from emberkv.domain.types import RAM, ChunkKey, Level, TenantName
 from emberkv.errors import ConfigError
 
@@ -96,23 +96,22 @@ class Retention:
     def apply(
         self,
         hints: Hints,
-        run: Sequence[tuple[ChunkKey, int]],
-        tokens_per_chunk: int,
+        run: Sequence[tuple[ChunkKey, int, int]],
         now_s: float,
         fresh: Collection[ChunkKey] = (),
     ) -> None:
-        """A request with these hints has used chunks (key, first token); it computed `fresh`."""
+        """A request with these hints has used chunks (key, first token, end), and made `fresh`."""
         tenant = None if hints.tenant is None else TenantName(hints.tenant)
         session = None if hints.session is None else (tenant, hints.session)
         if session is not None or self._session_of:
-            self._note_session(session, [key for key, _ in run], fresh)
+            self._note_session(session, [key for key, _, _ in run], fresh)
         tool_call = hints.tool_call_pending
         if not hints.priority and hints.pin_s is None and not tool_call:
             return
-        for key, first in run:
+        for key, first, end in run:
             if not self._may_order(key, tenant):
                 continue
-            wish = _wish(hints, first, first + tokens_per_chunk)
+            wish = _wish(hints, first, end)
             if wish is not None:
                 until_s = None if wish[1] is None else now_s + wish[1]
                 self._set(key, wish[0], until_s)

@@ -300,7 +300,7 @@ class TierStack:
             pending = self._stores.setdefault(request, {})
             pending.update((resident.key, None) for resident in admitted)
             self.journal.note(Event.ADMITTED, RAM, fresh)
-        self._keep(visit, keys, first_token, now_s, fresh)
+        self.retention.apply(visit.hints, self._run(keys, first_token), now_s, fresh)
         self.write_behind.offer(visit, keys, now_s)
         return admitted
 
@@ -355,7 +355,7 @@ class TierStack:
         end = first_token + len(keys) * self.terms.tokens_per_chunk
         self.economy.park(request, first_token, 0, end, now_s)
         self.economy.backlog.has(request, end)
-        self._keep(visit, keys, first_token, now_s)
+        self.retention.apply(visit.hints, self._run(keys, first_token), now_s)
         self.write_behind.offer(visit, keys, now_s)
         return found
 
@@ -405,11 +405,9 @@ class TierStack:
         self.retention.clear()
         self._loads.clear()
         self._stores.clear()
-        for request in self._ended:
-            self.visits.end(request)
-        self._ended.clear()
         self._probes.clear()
-        self.visits.begin_anew()
+        self.visits.begin_anew(self._ended)
+        self._ended.clear()
 
     def hold(self, level: Level, slots: Sequence[Slot]) -> None:
         """Take free slots of a tier out of use; they may be held more than once."""
@@ -494,15 +492,8 @@ class TierStack:
             return Event.REFUSED_UNREACHABLE
         return None
 
-    def _keep(
-        self,
-        visit: Visit,
-        keys: Sequence[ChunkKey],
-        first_token: int,
-        now_s: float,
-        fresh: Sequence[ChunkKey] = (),
-    ) -> None:
-        """Note what the visit's hints say of chunks that it has used; `fresh` it has computed."""
+    def _run(self, keys: Sequence[ChunkKey], first_token: int) -> list[tuple[ChunkKey, int, int]]:
+        """Consecutive chunks with the tokens of each, which begin at `first_token`."""
         size = self.terms.tokens_per_chunk
-        run = [(key, first_token + n * size) for n, key in enumerate(keys)]
-        self.retention.apply(visit.hints, run, size, now_s, fresh)
+        ends = range(first_token + size, first_token + size * (len(keys) + 1), size)
+        return [(key, end - size, end) for key, end in zip(keys, ends, strict=True)]

@@ -22,7 +22,6 @@ MAX_MS: Final = 1e12
 """Longer is the same as this: no number that JSON can hold may be too large to count with."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class TokenRange:
     """Tokens `first` … `end - 1` (to the prompt's end and beyond without one) matter this much.

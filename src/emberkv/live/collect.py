@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from emberkv.core.counts import Event
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId
 from emberkv.live.lookup import Lookup
 from emberkv.live.requests import RequestState
 from emberkv.observe.requests import MissReason
+
+WALK_EVERY_STEPS: Final = 16
+"""A request that is held looks through its chain so often."""
 
 
 def collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
@@ -39,8 +44,19 @@ def _end(stack: TierStack, state: RequestState, hits: int, now_s: float) -> Look
     has_tokens = state.first_token + hits * stack.terms.tokens_per_chunk
     if stack.may_begin(RequestId(state.facts.request), has_tokens, now_s):
         return Lookup.MISS
-    state.held = True
+    state.held, state.held_tokens, state.walked_step = True, has_tokens, state.asked_step
     return Lookup.RETRY
+
+
+def still_held(stack: TierStack, state: RequestState, now_s: float) -> bool:
+    """Whether a request that was held in the step before is held on, with what it had then.
+
+    So a queue of held requests does not cost a walk along each chain in every step; now and then
+    each looks whether it has more by now.
+    """
+    if state.asked_step - state.walked_step >= WALK_EVERY_STEPS:
+        return False
+    return not stack.may_begin(RequestId(state.facts.request), state.held_tokens, now_s)
 
 
 def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:

@@ -21,7 +21,7 @@ from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId, Slot
 from emberkv.live.carrier import Carrier
-from emberkv.live.collect import collect, settled
+from emberkv.live.collect import collect, settled, still_held
 from emberkv.live.complaints import Complaints
 from emberkv.live.control.turns import Turns, contained, exclusive
 from emberkv.live.driver import Driver
@@ -122,6 +122,11 @@ class TierManager:
             state.first_token = device_tokens - device_tokens % self.stack.terms.tokens_per_chunk
             if not state.facts.preemptions:
                 state.facts.device_tokens = device_tokens
+            self._asked_for(request, device_tokens)
+
+    @contained
+    def _asked_for(self, request: RequestId, device_tokens: int) -> None:
+        self.stack.economy.backlog.has(request, device_tokens)
 
     @exclusive
     def finish(self, request: RequestId) -> None:
@@ -190,9 +195,9 @@ class TierManager:
             self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
-        state.held = False
-        # A request that has run was preempted just now, between two steps. step_end will say so, and
-        # the engine fails if a request loads in the step that calls it preempted.
+        was_held, state.held = state.held, False
+        # One that has run was preempted just now, between two steps. step_end will say so, and the
+        # engine fails if a request loads in the step that calls it preempted.
         state.put_off, state.may_run = state.may_run, False
         # Where nobody tells who runs, one that was resumed may have run since it last had to wait:
         # it loads nothing either. It is not put off, since whoever comes behind it would take the
@@ -203,6 +208,10 @@ class TierManager:
             state.waits_step = self._step
             return
         if state.passes and state.answering is not Answering.WAIT:
+            return
+        if was_held and still_held(self.stack, state, self._now_s):
+            state.put_off = state.held = True
+            state.waits_step = self._step
             return
         if state.answering is Answering.COLLECT:
             state.trail.begin_pass()

@@ -32,6 +32,7 @@ class RequestState:
         "facts",
         "first_token",
         "held",
+        "held_tokens",
         "hints",
         "index",
         "keys",
@@ -44,6 +45,7 @@ class RequestState:
         "trail",
         "wait_began_s",
         "waits_step",
+        "walked_step",
     )
 
     def __init__(self, request: RequestId, hints: Hints, arrived_s: float) -> None:
@@ -52,6 +54,8 @@ class RequestState:
         self.keys: Callable[[], Sequence[ChunkKey]] | None = None
         self.first_token = 0
         self.held = False
+        self.held_tokens = 0
+        self.walked_step = 0
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None
