@@ -32,6 +32,7 @@ class RequestState:
         "facts",
         "first_token",
         "held",
+        "held_since_s",
         "hints",
         "index",
         "keys",
@@ -50,6 +51,7 @@ class RequestState:
         self.keys: Callable[[], Sequence[ChunkKey]] | None = None
         self.first_token = 0
         self.held = False
+        self.held_since_s: float | None = None
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None

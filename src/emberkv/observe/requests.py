@@ -25,6 +25,7 @@ class MissReason(enum.Enum):
 class RequestFacts:
     """What a request got and from where. Token counts are of its prompt, whole chunks.
 
+    `held_s` is how long it let earlier requests go first.
     `first_token_s` runs from the request's arrival in the engine, `longest_gap_s` is the longest
     time between two of its output tokens.
     """
@@ -37,6 +38,7 @@ class RequestFacts:
     disk_tokens: int = 0
     stored_chunks: int = 0
     wait_s: float = 0.0
+    held_s: float = 0.0
     load_s: float = 0.0
     first_token_s: float | None = None
     output_tokens: int = 0
