@@ -18,6 +18,7 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 _ENGINE_CACHED: Final = "vllm:prompt_tokens_cached_by_source_total"
 _EMBER_TOKENS: Final = "emberkv:prompt_tokens_total"
+_EMBER_EVENTS: Final = "emberkv:chunks_total"
 _EMBER_CHUNKS: Final = "emberkv:tier_chunks"
 _EMBER_UNDER_WAY: Final = "emberkv:copies_under_way_chunks"
 
@@ -60,6 +61,10 @@ class Page:
     def chunks(self, tier: str) -> int:
         """Chunks resident in a tier."""
         return round(self.total(_EMBER_CHUNKS, tier=tier))
+
+    def promoted_chunks(self) -> int:
+        """Chunks that have been brought up to RAM so far."""
+        return round(self.total(_EMBER_EVENTS, tier="ram", event="promoted"))
 
     def chunks_under_way(self, tier: str) -> int:
         """Chunks on their way into a tier."""
