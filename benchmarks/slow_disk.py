@@ -1,12 +1,12 @@
 """Returning requests while the disk is slow: never later than without emberkv, whatever it does.
 
-Three servers of one random model: plain vLLM, emberkv, and vLLM's own tiers. emberkv's is asked with
-its tiers open and with its tiers shut: two processes of one engine can differ by more than a
-twentieth by themselves, so that the figure compares one with itself; plain's stands beside it. A set of prompts, too
+Three servers of one random model: plain vLLM, emberkv, and vLLM's own tiers. A set of prompts, too
 large for RAM, returns again and again, so that each return finds its KV on disk alone. A library
-put before libc makes every read and write below the tiers' directories slow, for both sides alike
-(see `support/slow_disk.c`). The sides take turns in blocks whose order is random; at each slowness
-the figure is p99 of the time to first token, open over shut, with a bootstrapped interval.
+put before libc makes every read and write below the tiers' directories slow, for all sides alike
+(see `support/slow_disk.c`). The sides take turns in blocks whose order is random. emberkv's server
+is asked with its tiers open and with its tiers shut, since two processes of one engine can differ
+by more than a twentieth by themselves: at each slowness the figure is p99 of the time to first
+token, open over shut, with a bootstrapped interval; plain's and vLLM's tiers' stand beside it.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def write_level(level: Slowness, found: Found, from_disk: dict[str, int]) -> tup
     report.write(
         f"slow-disk-{name}",
         ratio,
-        f"x of p99 with the tiers shut (95 % interval {low:.3f} to {high:.3f}), median {gain:.2f} x "
-        f"sooner, {share:.0%} of tokens from disk; over plain vLLM's p99: emberkv {plain:.2f}, "
+        f"x of p99 with the tiers shut (95 % interval {low:.3f} to {high:.3f}), "
+        f"median {gain:.2f} x sooner, {share:.0%} of tokens from disk; over plain vLLM's p99: emberkv {plain:.2f}, "
         f"vLLM's own tiers {native:.2f}",
         f"<= {GOAL}",
         met=ratio <= GOAL,
