@@ -125,7 +125,8 @@ def write_level(level: Slowness, found: Found, from_disk: dict[str, int]) -> tup
         f"slow-disk-{name}",
         ratio,
         f"x of p99 with the tiers shut (95 % interval {low:.3f} to {high:.3f}), "
-        f"median {gain:.2f} x sooner, {share:.0%} of tokens from disk; over plain vLLM's p99: emberkv {plain:.2f}, "
+        f"median {gain:.2f} x sooner, {share:.0%} of tokens from disk; "
+        f"over plain vLLM's p99: emberkv {plain:.2f}, "
         f"vLLM's own tiers {native:.2f}",
         f"<= {GOAL}",
         met=ratio <= GOAL,
