@@ -17,7 +17,7 @@ import emberkv
 from emberkv.config import nearest
 from emberkv.errors import EmberError, UsageError
 
-COMMANDS = ("serve", "doctor", "inspect", "verify", "purge")
+COMMANDS = ("serve", "doctor", "inspect", "verify", "purge", "selfcheck", "drill")
 
 
 class _Commands(click.Group):
