@@ -87,6 +87,7 @@ class FaultyStorage:
         self._parts = parts or Parts()
         self._foreign = foreign
         self._sleep = sleep
+        self._met = 0
         self._held = 0
         self._changed = threading.Condition()
         self._line = threading.Lock()
@@ -99,6 +100,11 @@ class FaultyStorage:
         """Wait until `calls` calls are being held by a `release`; False if it takes too long."""
         with self._changed:
             return self._changed.wait_for(lambda: self._held >= calls, timeout_s)
+
+    @property
+    def chunks_met(self) -> int:
+        """Chunks that a fault was planned for when they were written or read."""
+        return self._met
 
     @property
     def slot_count(self) -> int:
@@ -159,8 +165,11 @@ class FaultyStorage:
         self, faults: Sequence[Fault], operation: Operation, records: Sequence[Record]
     ) -> None:
         for fault in faults:
-            if not any(fault.hits(operation, record.slot) for record in records):
+            met = sum(fault.hits(operation, record.slot) for record in records)
+            if not met:
                 continue
+            with self._changed:
+                self._met += met
             if fault.release:
                 self._count_held(+1)
                 fault.release.wait()

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -70,8 +71,24 @@ def plan_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 def write_plan(path: Path, plan: Plan) -> None:
     """Put a plan in place of the last one, at once."""
+    _replace(path, msgspec.json.encode(plan))
+
+
+def chunks_met(path: Path) -> int:
+    """How many chunks the plan's faults have met, as the keeper that follows it says."""
+    try:
+        return int(_met_path(path).read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def _met_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.met")
+
+
+def _replace(path: Path, content: bytes) -> None:
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(msgspec.json.encode(plan))
+    partial.write_bytes(content)
     partial.rename(path)
 
 
@@ -119,15 +136,20 @@ def faults_of(plan: Plan, release: threading.Event) -> list[Fault]:
 
 
 def follow(storage: FaultyStorage, path: Path, stopped: Callable[[], bool]) -> None:
-    """Keep a storage's faults as the plan has them, until `stopped`."""
+    """Keep a storage's faults as the plan has them, and say what they met, until `stopped`."""
     followed = FollowedPlan(path)
     last = NOTHING
     release = threading.Event()
+    met = -1
     while not stopped():
         plan = followed.now()
         if plan != last:
             last, held, release = plan, release, threading.Event()
             storage.plan(*faults_of(plan, release))
             held.set()
+        if met != storage.chunks_met:
+            met = storage.chunks_met
+            with suppress(FileNotFoundError):  # the drill is over, and its directory gone
+                _replace(_met_path(path), str(met).encode())
         time.sleep(LOOK_S)
     release.set()
