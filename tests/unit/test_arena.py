@@ -81,6 +81,17 @@ def test_a_header_names_what_its_row_holds(fd: int) -> None:
     arena.close()
 
 
+def test_marking_no_slot_marks_none(fd: int) -> None:
+    """A restarted engine may find every slot of a full arena in use."""
+    arena = Arena(fd, GEOMETRY)
+    before = arena.headers.copy()
+    arena.mark_free([])
+    arena.mark_ready([], 1)
+    arena.mark_used([], 1)
+    assert (arena.headers == before).all()
+    arena.close()
+
+
 def test_every_new_content_has_a_generation_of_its_own(fd: int) -> None:
     arena = Arena(fd, GEOMETRY)
     for expected in (1, 2, 3):

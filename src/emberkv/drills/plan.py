@@ -74,16 +74,28 @@ def write_plan(path: Path, plan: Plan) -> None:
     _replace(path, msgspec.json.encode(plan))
 
 
-def chunks_met(path: Path) -> int:
-    """How many chunks the plan's faults have met, as the keeper that follows it says."""
+class Followed(msgspec.Struct, frozen=True):
+    """What the keeper says of a plan: which file it follows, and how many chunks it met."""
+
+    inode: int = 0
+    chunks_met: int = 0
+
+
+def followed(path: Path) -> Followed:
+    """What the keeper that follows a plan has said last."""
     try:
-        return int(_met_path(path).read_text())
+        return msgspec.json.decode(_followed_path(path).read_bytes(), type=Followed)
     except FileNotFoundError:
-        return 0
+        return Followed()
 
 
-def _met_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.met")
+def is_followed(path: Path) -> bool:
+    """Whether the keeper follows the plan as it is written now."""
+    return followed(path).inode == path.stat().st_ino
+
+
+def _followed_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.followed")
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -93,18 +105,24 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 class FollowedPlan:
-    """The plan as it stands, looked at no more often than every `LOOK_S`."""
+    """The plan as it stands, looked at no more often than every `every_s`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, every_s: float = LOOK_S) -> None:
         self._path = path
+        self._every_s = every_s
         self._seen: tuple[int, int] | None = None
-        self._looked_at_s = -LOOK_S
+        self._looked_at_s = -every_s
         self._plan = NOTHING
+
+    @property
+    def inode(self) -> int:
+        """The file that was read last."""
+        return 0 if self._seen is None else self._seen[0]
 
     def now(self) -> Plan:
         """The plan; the last one that could be read, if the file is gone."""
         now_s = time.monotonic()
-        if now_s - self._looked_at_s >= LOOK_S:
+        if now_s - self._looked_at_s >= self._every_s:
             self._looked_at_s = now_s
             self._look()
         return self._plan
@@ -137,19 +155,20 @@ def faults_of(plan: Plan, release: threading.Event) -> list[Fault]:
 
 def follow(storage: FaultyStorage, path: Path, stopped: Callable[[], bool]) -> None:
     """Keep a storage's faults as the plan has them, and say what they met, until `stopped`."""
-    followed = FollowedPlan(path)
+    reader = FollowedPlan(path, 0.0)
     last = NOTHING
     release = threading.Event()
-    met = -1
+    said: Followed | None = None
     while not stopped():
-        plan = followed.now()
+        plan = reader.now()
         if plan != last:
             last, held, release = plan, release, threading.Event()
             storage.plan(*faults_of(plan, release))
             held.set()
-        if met != storage.chunks_met:
-            met = storage.chunks_met
+        now = Followed(reader.inode, storage.chunks_met)
+        if said != now:
+            said = now
             with suppress(FileNotFoundError):  # the drill is over, and its directory gone
-                _replace(_met_path(path), str(met).encode())
+                _replace(_followed_path(path), msgspec.json.encode(now))
         time.sleep(LOOK_S)
     release.set()

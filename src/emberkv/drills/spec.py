@@ -49,7 +49,9 @@ class DrillOffloadingSpec(EmberOffloadingSpec):
         worker = super().get_worker(kv_caches, **more)
         if not current_platform.is_cpu():
             return worker  # its loads end later than `submit_load`: there is nothing to mix up yet
-        return MixingWorker(worker, kv_caches, self.blocks_per_chunk, self._plan)
+        return MixingWorker(
+            worker, kv_caches, self.blocks_per_chunk, FollowedPlan(plan_path(), 0.0)
+        )
 
 
 class MixingWorker(OffloadingWorker):

@@ -136,7 +136,7 @@ class Arena:
         self, slots: Sequence[Slot], keys: Sequence[ChunkKey], parents: Sequence[ChunkKey | None]
     ) -> None:
         """Name what will be written into slots; their old content is gone."""
-        at = np.asarray(slots)
+        at = np.asarray(slots, dtype=np.int64)
         headers = self.headers
         headers["state"][at] = WRITING
         headers["generation"][at] += 1
@@ -147,17 +147,19 @@ class Arena:
 
     def mark_ready(self, slots: Sequence[Slot], tick: int) -> None:
         """Say that the bytes named by `mark_writing` are all there."""
-        at = np.asarray(slots)
+        at = np.asarray(slots, dtype=np.int64)
         self.headers["tick"][at] = tick + np.arange(len(slots), dtype=np.uint64)
         self.headers["state"][at] = READY
 
     def mark_used(self, slots: Sequence[Slot], tick: int) -> None:
         """Remember a use, for the order of eviction after a takeover."""
-        self.headers["tick"][np.asarray(slots)] = tick + np.arange(len(slots), dtype=np.uint64)
+        self.headers["tick"][np.asarray(slots, dtype=np.int64)] = tick + np.arange(
+            len(slots), dtype=np.uint64
+        )
 
     def mark_free(self, slots: Sequence[Slot]) -> None:
         """Say that slots hold nothing."""
-        self.headers["state"][np.asarray(slots)] = FREE
+        self.headers["state"][np.asarray(slots, dtype=np.int64)] = FREE
 
     def entry(self, slot: Slot) -> Entry:
         """What a header names."""

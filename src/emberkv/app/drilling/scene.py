@@ -28,7 +28,14 @@ from emberkv.app.drilling.load import ROUND, RunningLoad, Sample, Workload, burs
 from emberkv.app.launch import ServeOptions
 from emberkv.app.own_server import OwnServer, ServerError, kill_keeper
 from emberkv.app.selfcheck import prompt_of
-from emberkv.drills.plan import NOTHING, PLAN_VARIABLE, Plan, chunks_met, write_plan
+from emberkv.drills.plan import (
+    NOTHING,
+    PLAN_VARIABLE,
+    Plan,
+    followed,
+    is_followed,
+    write_plan,
+)
 from emberkv.engines.vllm.command_line import Flags, Launch
 from emberkv.live.arena import ArenaGeometry
 
@@ -37,6 +44,8 @@ CLIENTS: Final = 2
 FRESH: Final = 6
 RAM_PROMPTS: Final = 4
 """The RAM tier of a drill holds no more than so many prompts: the others come from disk."""
+
+WARM_UPS: Final = 2
 
 DRILL_SPEC: Final = ("DrillOffloadingSpec", "emberkv.drills.spec")
 GRACE_S: Final = 0.05
@@ -237,8 +246,10 @@ class Scene:
     # ── what is done to the server ───────────────────────────────────────────────────────────
 
     def suffer(self, plan: Plan) -> None:
-        """Let faults begin, or end with `NOTHING`."""
+        """Let faults begin, or end with `NOTHING`; returns when the disk tier follows."""
         write_plan(self._plan_path, plan)
+        if self.has_disk and self.server.process.is_healthy():
+            self.server.wait_until(lambda: is_followed(self._plan_path), "the plan was followed")
 
     def mend(self) -> None:
         """Take every fault away, and start the server again if it is gone."""
@@ -258,18 +269,35 @@ class Scene:
             shutil.rmtree(self.server.disk)
             self.server.disk.mkdir()
         self.server.process.start()
+        self._warm_up()
 
     def empty_ram(self) -> None:
         """Empty the RAM tier, the disk left as it is."""
         self.load.pause()
         self.settle()
         self.server.empty_ram()
+        self._warm_up()
 
     def kill(self) -> None:
         """SIGKILL the server in the middle of its work, and start it again."""
         self.server.process.kill()
         self.load.pause()
         self.server.process.start()
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Let an engine that has just started compute something: its first request is its slowest.
+
+        What is asked is asked once: it comes from nowhere and never comes back.
+        """
+        prompts = self.workload.fresh[:CLIENTS]
+        for turn in range(WARM_UPS):
+            self._asked += 1
+            asks = [
+                Ask(f"warm-{self._asked}-{at}", prompt, ANSWER_TOKENS, f"{self._asked} {turn}")
+                for at, prompt in enumerate(prompts)
+            ]
+            burst(self.server.url, self._model, asks, "warm-up")
 
     def settle(self) -> None:
         """Wait until everything is on disk; small requests make the engine look."""
@@ -300,7 +328,7 @@ class Scene:
 
     def chunks_met(self) -> int:
         """Chunks that a planned fault has met since the keeper's start."""
-        return chunks_met(self._plan_path)
+        return followed(self._plan_path).chunks_met
 
     # ── what is asked of it ──────────────────────────────────────────────────────────────────
 
