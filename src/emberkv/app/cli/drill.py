@@ -56,6 +56,9 @@ same requests without emberkv. Exit status 1 if a drill fails.
 @as_json
 def command(given: Mapping[str, Any]) -> int:
     """Run the drills; the help text is `_HELP`."""
+    from emberkv.engines.vllm.compat import require_tested
+
+    require_tested()
     with ended_in_order():
         rows = _drill(given)
     if given["as_json"]:
@@ -73,9 +76,7 @@ def _drill(given: Mapping[str, Any]) -> list[Row]:
     from emberkv.app.drilling.load import Workload
     from emberkv.app.drilling.scene import ANSWER_TOKENS, FRESH, Scene, shape_of
     from emberkv.engines.vllm.command_line import Flags, Launch, is_cpu_build
-    from emberkv.engines.vllm.compat import require_tested
 
-    require_tested()
     options = serve_options(given)
     flags = Flags(options.vllm_arguments)
     engine = Launch(options.model, flags, os.environ, on_cpu=is_cpu_build(os.environ))

@@ -48,6 +48,9 @@ disagrees or did not come from where it should.
 @as_json
 def command(given: Mapping[str, Any]) -> int:
     """Check each layout; the help text is `_HELP`."""
+    from emberkv.engines.vllm.compat import require_tested
+
+    require_tested()
     from emberkv.app.selfcheck import ADVICE, Finding, finding
 
     with ended_in_order():
@@ -70,9 +73,7 @@ def _check(given: Mapping[str, Any]) -> list[Row]:
     from emberkv.app.own_server import OwnServer
     from emberkv.app.selfcheck import SelfCheck, longest_prompt
     from emberkv.engines.vllm.command_line import Flags, Launch, is_cpu_build
-    from emberkv.engines.vllm.compat import require_tested
 
-    require_tested()
     options = serve_options(given, chunk_tokens=None)
     flags = Flags(options.vllm_arguments)
     engine = Launch(options.model, flags, os.environ, on_cpu=is_cpu_build(os.environ))
