@@ -27,12 +27,12 @@ def server_parameters(without: Collection[str] = ()) -> list[click.Parameter]:
     return [each for each in serve.params if each.name not in {*_NOT_OWN, *without}]
 
 
-def serve_options(given: Mapping[str, Any], **other: Any) -> ServeOptions:
+def serve_options(given: Mapping[str, Any], without: Collection[str] = ()) -> ServeOptions:
     """What was given, as `emberkv serve` would take it. Raises `UsageError`."""
     from emberkv.app.launch import ServeOptions
 
-    names = [each.name for each in fields(ServeOptions) if each.name in given]
-    return ServeOptions(**{name: given[name] for name in names} | other)
+    names = {each.name for each in fields(ServeOptions)} & given.keys() - set(without)
+    return ServeOptions(**{name: given[name] for name in names})
 
 
 @contextmanager

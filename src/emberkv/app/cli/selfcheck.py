@@ -74,7 +74,7 @@ def _check(given: Mapping[str, Any]) -> list[Row]:
     from emberkv.app.selfcheck import SelfCheck, longest_prompt
     from emberkv.engines.vllm.command_line import Flags, Launch, is_cpu_build
 
-    options = serve_options(given, chunk_tokens=None)
+    options = serve_options(given, without=("chunk_tokens",))
     flags = Flags(options.vllm_arguments)
     engine = Launch(options.model, flags, os.environ, on_cpu=is_cpu_build(os.environ))
     block_tokens = engine.block_tokens()
