@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emberkv.core.counts import Event
-from emberkv.domain.types import Outcome
-from emberkv.observe.metrics import METRICS, TIER_NAMES, Kind, Metric
+from emberkv.domain.types import TIER_NAMES, Outcome
+from emberkv.observe.metrics import METRICS, Kind, Metric
 from emberkv.observe.requests import MissReason
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"

@@ -23,6 +23,12 @@ OWN_KEYS: Final = (
     "keep_s",
     "max_wait_s",
     "max_stall_s",
+    "max_slowdown",
+    "look_ahead_share",
+    "offload_min_priority",
+    "pin_share",
+    "raised_share",
+    "tenants",
     "model_identity",
     "request_log",
     "on_busy_disk",
@@ -71,6 +77,12 @@ class Config:
     keep_s: float = 600.0
     max_wait_s: float = 30.0
     max_stall_s: float = 1.0
+    max_slowdown: float = 1.05
+    look_ahead_share: float = 0.25
+    offload_min_priority: int = 35
+    pin_share: float = 0.25
+    raised_share: float = 0.5
+    tenants: tuple[tuple[str, float], ...] = ()
     model_identity: str | None = None
     request_log: Path | None = None
     on_busy_disk: str = "serve_without"
@@ -100,6 +112,12 @@ def parse(extra_config: Mapping[str, object]) -> Config:
         keep_s=_seconds(extra_config, "keep_s", 600.0, minimum=0.0),
         max_wait_s=_seconds(extra_config, "max_wait_s", 30.0, minimum=0.001),
         max_stall_s=_seconds(extra_config, "max_stall_s", 1.0, minimum=0.001),
+        max_slowdown=_number(extra_config, "max_slowdown", 1.05, low=1.0, high=10.0),
+        look_ahead_share=_number(extra_config, "look_ahead_share", 0.25, low=0.0, high=0.5),
+        offload_min_priority=_priority(extra_config, "offload_min_priority", 35),
+        pin_share=_number(extra_config, "pin_share", 0.25, low=0.0, high=0.9),
+        raised_share=_number(extra_config, "raised_share", 0.5, low=0.0, high=0.9),
+        tenants=_tenants(extra_config.get("tenants")),
         model_identity=_text(extra_config, "model_identity"),
         request_log=_path(extra_config, "request_log"),
         on_busy_disk=_choice(extra_config, "on_busy_disk", ON_BUSY_DISK, "serve_without"),
@@ -169,6 +187,34 @@ def _seconds(config: Mapping[str, object], key: str, default: float, *, minimum:
     if isinstance(value, bool) or not _is_finite(value) or not value >= minimum:
         raise ConfigError(f"{key} must be a number of seconds, {minimum:g} or more, got {value!r}")
     return float(value)
+
+
+def _number(
+    config: Mapping[str, object], key: str, default: float, *, low: float, high: float
+) -> float:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not _is_finite(value) or not low <= value <= high:
+        raise ConfigError(f"{key} must be a number from {low:g} to {high:g}, got {value!r}")
+    return float(value)
+
+
+def _priority(config: Mapping[str, object], key: str, default: int) -> int:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+        raise ConfigError(f"{key} must be a whole number from 0 to 100, got {value!r}")
+    return value
+
+
+def _tenants(value: object) -> tuple[tuple[str, float], ...]:
+    """Each tenant's protected share of every tier; together at most 0.9."""
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"tenants must be an object of names and shares, got {value!r}")
+    shares = tuple((str(name), _number(value, str(name), 0.0, low=0.0, high=0.9)) for name in value)
+    if sum(share for _, share in shares) > 0.9:
+        raise ConfigError("tenants: the protected shares must not exceed 0.9 together")
+    return shares
 
 
 def _text(config: Mapping[str, object], key: str) -> str | None:

@@ -13,14 +13,26 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from emberkv.core.arrivals import Arrivals
 from emberkv.core.leases import Lease
 from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
 from emberkv.core.residents import Resident, Residents, State
-from emberkv.core.stack import TierStack
-from emberkv.core.stack import _Visit as Visit
+from emberkv.core.stack import Levels, TierStack
 from emberkv.core.transfers import Transfers
-from emberkv.domain.types import RAM, ChunkKey, Copy, Level, Outcome, RequestId, Slot, VisitId
+from emberkv.core.visits import Visit
+from emberkv.core.write_behind import WriteBehind
+from emberkv.domain.types import (
+    RAM,
+    ChunkKey,
+    Copy,
+    Level,
+    Outcome,
+    RequestId,
+    Slot,
+    TenantName,
+    VisitId,
+)
 from emberkv.errors import EmberError
 from emberkv.testing.stack_machine import StackMachine
 
@@ -64,11 +76,16 @@ def the_policy_keeps_what_has_left(patch: Patch) -> None:
 def a_pinned_chunk_is_evicted(patch: Patch) -> None:
     make_room = Residents.make_room
 
-    def blind(self: Residents, wanted_slots: int, visit: VisitId | None) -> list[Resident]:
+    def blind(
+        self: Residents,
+        wanted_slots: int,
+        visit: VisitId | None,
+        tenant: TenantName | None = None,
+    ) -> list[Resident]:
         pins = {resident: resident.pins for resident in self.entries.values()}
         for resident in pins:
             resident.pins = 0
-        left = make_room(self, wanted_slots, visit)
+        left = make_room(self, wanted_slots, visit, tenant)
         for resident, count in pins.items():
             resident.pins = count
         return left
@@ -89,7 +106,7 @@ def a_target_is_ready_before_it_is_written(patch: Patch) -> None:
     ) -> None:
         start(self, source, target, run, now_s)
         for resident, _ in run:
-            self._tiers[target].entries[resident.key].state = State.READY
+            self.tiers[target].entries[resident.key].state = State.READY
 
     patch.setattr(Transfers, "start", hasty)
 
@@ -98,7 +115,12 @@ def a_target_is_ready_before_it_is_written(patch: Patch) -> None:
 def a_parent_leaves_before_its_children(patch: Patch) -> None:
     make_room = Residents.make_room
 
-    def childless(self: Residents, wanted_slots: int, visit: VisitId | None) -> list[Resident]:
+    def childless(
+        self: Residents,
+        wanted_slots: int,
+        visit: VisitId | None,
+        tenant: TenantName | None = None,
+    ) -> list[Resident]:
         children, self.children = self.children, {}
         for resident in self.entries.values():
             if resident.parent is not None:
@@ -107,7 +129,7 @@ def a_parent_leaves_before_its_children(patch: Patch) -> None:
         patched = Residents._evict
         try:
             Residents._evict = lambda self, resident: None  # type: ignore[method-assign]
-            left = make_room(self, wanted_slots, visit)
+            left = make_room(self, wanted_slots, visit, tenant)
         finally:
             Residents._evict = patched  # type: ignore[method-assign]
             self.children = children
@@ -128,14 +150,14 @@ def chunks_are_copied_down_when_room_is_needed(patch: Patch) -> None:
         request: RequestId,
         keys: Sequence[ChunkKey],
         parent: ChunkKey | None,
-        now_s: float,
+        **when: float,
     ) -> list[Resident]:
         if len(self.tiers) > 1 and not self.tiers[RAM].free_count:
             for victim in list(self.tiers[RAM].entries.values()):
                 if victim.state is State.READY and victim.key not in keys:
-                    visit = self._visit_of(RequestId(""), victim)
-                    self._write_run(visit, Level(1), [victim], now_s)
-        return offload(self, request, keys, parent, now_s)
+                    visit = self.visits.of_resident(RequestId(""), victim)
+                    self.write_behind.write_run(visit, Level(1), [victim], when["now_s"])
+        return offload(self, request, keys, parent, **when)
 
     patch.setattr(TierStack, "offload", cascade)
 
@@ -144,34 +166,38 @@ def chunks_are_copied_down_when_room_is_needed(patch: Patch) -> None:
 def a_chunk_on_its_way_is_offered(patch: Patch) -> None:
     residence = TierStack.residence
 
-    def early(self: TierStack, key: ChunkKey, now_s: float) -> Level | None:
-        return RAM if key in self.tiers[RAM].entries else residence(self, key, now_s)
+    def early(
+        self: TierStack, key: ChunkKey, now_s: float, levels: Levels | None = None
+    ) -> Level | None:
+        return RAM if key in self.tiers[RAM].entries else residence(self, key, now_s, levels)
 
     patch.setattr(TierStack, "residence", early)
 
 
 @mutant(6)
 def corrupt_bytes_are_published(patch: Patch) -> None:
-    end_chunk = TierStack._end_chunk
+    end_chunk = Arrivals._end_chunk
 
     def trusting(
-        self: TierStack, copy: Copy, index: int, outcome: Outcome, arrived: list[Resident]
+        self: Arrivals, copy: Copy, index: int, outcome: Outcome, arrived: list[Resident]
     ) -> None:
         if outcome is Outcome.CORRUPT:
             outcome = Outcome.OK
         end_chunk(self, copy, index, outcome, arrived)
 
-    patch.setattr(TierStack, "_end_chunk", trusting)
+    patch.setattr(Arrivals, "_end_chunk", trusting)
 
 
 @mutant(7)
 def a_look_up_moves_bytes(patch: Patch) -> None:
     residence = TierStack.residence
 
-    def eager(self: TierStack, key: ChunkKey, now_s: float) -> Level | None:
-        level = residence(self, key, now_s)
+    def eager(
+        self: TierStack, key: ChunkKey, now_s: float, levels: Levels | None = None
+    ) -> Level | None:
+        level = residence(self, key, now_s, levels)
         if level is not None and level != RAM:
-            self._touch(self._visit(RequestId("look-up")), [key], None)
+            self.visits.touch(self.visits.of(RequestId("look-up")), [key], None)
         return level
 
     patch.setattr(TierStack, "residence", eager)
@@ -202,7 +228,7 @@ def what_was_promised_is_not_pinned_until_it_is_loaded(patch: Patch) -> None:
 
 @mutant(7)
 def a_lease_outlives_its_request(patch: Patch) -> None:
-    patch.setattr(TierStack, "end", lambda self, request: self._visits.pop(request, None) and None)
+    patch.setattr(TierStack, "end", lambda self, request: self.visits.end(request))
 
 
 @mutant(8)
@@ -217,29 +243,28 @@ def a_tier_that_has_stopped_is_waited_for(patch: Patch) -> None:
 
 @mutant(9)
 def writes_behind_are_unlimited(patch: Patch) -> None:
-    write_run = TierStack._write_run
+    write_run = WriteBehind.write_run
 
     def unbounded(
-        self: TierStack, visit: Visit, level: Level, offered: Sequence[Resident], now_s: float
+        self: WriteBehind, visit: Visit, level: Level, offered: Sequence[Resident], now_s: float
     ) -> None:
-        limits = self.limits
-        self.limits = Limits(1_000_000, limits.promotion_chunks)
+        limits = self._transfers.limits
+        self._transfers.limits = Limits(1_000_000, limits.promotion_chunks)
         write_run(self, visit, level, offered, now_s)
-        self.limits = limits
+        self._transfers.limits = limits
 
-    patch.setattr(TierStack, "_write_run", unbounded)
+    patch.setattr(WriteBehind, "write_run", unbounded)
 
 
 @mutant(9)
 def promotions_are_unlimited(patch: Patch) -> None:
     plan = Promotions._plan
 
-    def unbounded(self: Promotions, lease: Lease, now_s: float) -> list[Resident]:
+    def unbounded(self: Promotions, lease: Lease, now_s: float) -> None:
         limits = self._limits
         self._limits = Limits(limits.write_behind_chunks, 1_000_000)
-        left = plan(self, lease, now_s)
+        plan(self, lease, now_s)
         self._limits = limits
-        return left
 
     patch.setattr(Promotions, "_plan", unbounded)
 

@@ -26,8 +26,10 @@ os.environ.update(
 from vllm import LLM, SamplingParams
 from vllm.v1.kv_offload.base import OffloadingManager
 
+from emberkv.core.economy import Terms
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Residents
+from emberkv.core.retention import Quotas
 from emberkv.core.stack import TierStack
 from emberkv.engines.vllm.build import build_manager
 from emberkv.engines.vllm.spec import EmberOffloadingSpec
@@ -52,8 +54,10 @@ class RecordedSpec(EmberOffloadingSpec):
         )
 
 
-def _recorded(tiers: Sequence[Residents], limits: Limits) -> TierStack:
-    stack = RecordedStack(tiers, limits)
+def _recorded(
+    tiers: Sequence[Residents], limits: Limits, terms: Terms, quotas: Quotas
+) -> TierStack:
+    stack = RecordedStack(tiers, limits, terms, quotas)
     log = (Path(sys.argv[2]) / LOG_NAME).open("w", encoding="utf-8")
     stack.record_to(lambda line: print(line, file=log, flush=True))
     return stack

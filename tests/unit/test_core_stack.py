@@ -179,7 +179,7 @@ def test_a_chunk_found_corrupt_in_ram_is_no_longer_offered() -> None:
     stack.done(copy.transfer, [(0, Outcome.CORRUPT), (1, Outcome.OK)], 0.0)
     assert stack.residence(keys[0], 0.0) is None
     assert stack.tiers[RAM].entries[keys[0]].pins == 1  # the engine is still reading it
-    stack.loaded(B)
+    stack.loaded(B, 0.0)
     assert keys[0] not in stack.tiers[RAM].entries
 
 

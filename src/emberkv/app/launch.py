@@ -57,6 +57,7 @@ class ServeOptions:
     keep_s: float | None = None
     max_wait_s: float | None = None
     max_stall_s: float | None = None
+    max_slowdown: float | None = None
     request_log: Path | None = None
     instance: str | None = None
     model_identity: str | None = None
@@ -89,6 +90,7 @@ class ServeOptions:
             "keep_s": self.keep_s,
             "max_wait_s": self.max_wait_s,
             "max_stall_s": self.max_stall_s,
+            "max_slowdown": self.max_slowdown,
             "request_log": log,
             "instance": self.instance,
             "model_identity": self.model_identity,

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from emberkv.core.check import check, require
+from emberkv.core.economy import Terms
 from emberkv.core.leases import Lease, Phase
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Resident, Residents, State
-from emberkv.core.stack import TierStack
+from emberkv.core.retention import Quotas
+from emberkv.core.stack import Levels, TierStack
 from emberkv.domain.types import (
     RAM,
     ChunkKey,
@@ -80,28 +82,67 @@ class AuditedStack(TierStack):
     Every call costs O(everything resident, leased and under way).
     """
 
-    def __init__(self, tiers: Sequence[Residents], limits: Limits) -> None:
-        super().__init__(tiers, limits)
+    def __init__(
+        self,
+        tiers: Sequence[Residents],
+        limits: Limits,
+        terms: Terms | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
+        super().__init__(tiers, limits, terms, quotas)
         self._waits: dict[RequestId, _Wait] = {}
         self._moved_at_s: dict[Level, float] = {}
         self._comparing = False
 
-    def residence(self, key: ChunkKey, now_s: float) -> Level | None:
+    def residence(self, key: ChunkKey, now_s: float, levels: Levels | None = None) -> Level | None:
         if self._comparing:
-            return super().residence(key, now_s)
+            return super().residence(key, now_s, levels)
         before = self._snapshot()
-        level = super().residence(key, now_s)
+        level = super().residence(key, now_s, levels)
         require(7, self._snapshot() == before, "a look-up has changed something")
         resident = self.tiers[RAM].entries.get(key)
         ready = resident is not None and resident.state is State.READY
-        require(6, (level == RAM) == ready, f"{key.hex()} is offered from RAM and is not ready")
+        if levels is None:
+            require(6, (level == RAM) == ready, f"{key.hex()} is offered from RAM, not ready")
+        else:
+            require(6, level is None or level in levels, f"{key.hex()} is offered from {level}")
+            require(6, level != RAM or ready, f"{key.hex()} is offered from RAM and is not ready")
         return level
 
-    def promote(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+    def promote(
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        now_s: float,
+        first_token: int = 0,
+        step: int | None = None,
+    ) -> None:
         before = self._snapshot()
         self._waits.pop(request, None)
-        super().promote(request, keys, now_s)
+        if step is not None:
+            self._waits[request] = _Wait(step, now_s)
+        super().promote(request, keys, now_s, first_token, step)
         self._compare(before, now_s, used=(), ready=(), closing=(request,))
+
+    def look_ahead(
+        self, request: RequestId, keys: Sequence[ChunkKey], now_s: float, first_token: int = 0
+    ) -> None:
+        before = self._snapshot()
+        super().look_ahead(request, keys, now_s, first_token)
+        self._compare(before, now_s, used=(), ready=(), closing=())
+        pinned = sum(lease.pinned for lease in self.promotions.leases() if lease.ahead)
+        budget = self.limits.look_ahead_share * self.tiers[RAM].slot_count
+        require(9, pinned <= budget, f"{pinned} chunks are held for requests that do not run")
+
+    def probe(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+        before = self._snapshot()
+        super().probe(request, keys, now_s)
+        self._compare(before, now_s, used=(), ready=(), closing=())
+
+    def empty(self, level: Level) -> None:
+        before = self._snapshot()
+        super().empty(level)
+        self._compare(before, None, used=(), ready=(), closing=())
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
         before = self._snapshot()
@@ -114,8 +155,11 @@ class AuditedStack(TierStack):
         if not goes_on:
             del self._waits[request]
             return False
-        require(8, wait.waited_s < self.limits.max_wait_s, f"{request} waits for ever")
         lease = self.promotions.lease(request)
+        most_s = min(
+            self.limits.max_wait_s, self.limits.max_wait_s if not lease else lease.max_wait_s
+        )
+        require(8, wait.waited_s < most_s, f"{request} waits for ever")
         require(8, lease is not None, f"{request} waits for nothing")
         if lease is not None and lease.phase is Phase.PLANNED:
             origin = self.transfers.origin(lease.keys[lease.ready])
@@ -126,15 +170,20 @@ class AuditedStack(TierStack):
 
     def settle(self, now_s: float) -> None:
         before = self._snapshot()
-        passed_on = [key for keys in self._behind for key in keys]
+        passed_on = [key for keys in self.write_behind.passed_on for key in keys]
         super().settle(now_s)
         self._compare(before, now_s, used=passed_on, ready=(), closing=())
 
     def offload(
-        self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None, now_s: float
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        parent: ChunkKey | None,
+        now_s: float,
+        first_token: int = 0,
     ) -> list[Resident]:
         before = self._snapshot()
-        admitted = super().offload(request, keys, parent, now_s)
+        admitted = super().offload(request, keys, parent, now_s, first_token)
         self._compare(before, now_s, used=keys, ready=(), closing=())
         return admitted
 
@@ -148,15 +197,21 @@ class AuditedStack(TierStack):
         self._compare(before, now_s, used=keys, ready=ready, closing=())
         return published
 
-    def load(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> list[Resident]:
+    def load(
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        now_s: float,
+        first_token: int = 0,
+    ) -> list[Resident]:
         before = self._snapshot()
-        residents = super().load(request, keys, now_s)
+        residents = super().load(request, keys, now_s, first_token)
         self._compare(before, now_s, used=keys, ready=(), closing=())
         return residents
 
-    def loaded(self, request: RequestId) -> None:
+    def loaded(self, request: RequestId, now_s: float) -> None:
         before = self._snapshot()
-        super().loaded(request)
+        super().loaded(request, now_s)
         self._compare(before, None, used=(), ready=(), closing=(request,))
 
     def scheduled(self, request: RequestId) -> None:
@@ -332,7 +387,7 @@ class AuditedStack(TierStack):
     def _check_plan(self, lease: Lease, now_s: float) -> None:
         """A plan covers the whole chain, or ends where nothing more fits or is known."""
         ram = self.tiers[RAM]
-        if lease.cut == len(lease.keys):
+        if lease.cut in (len(lease.keys), lease.worth):
             return
         key = lease.keys[lease.cut]
         known = ram.ready(key) or self.residence(key, now_s) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from emberkv.domain.types import ChunkKey, Level, RequestId, VisitId
+from emberkv.domain.types import ChunkKey, Level, RequestId, TenantName, VisitId
 
 
 class Phase(enum.Enum):
@@ -19,6 +19,7 @@ class Cut(enum.Enum):
     """Why a lease promises less than its whole chain."""
 
     NO_ROOM = "no_room"
+    NOT_WORTH = "not_worth"
     WAIT_SPENT = "wait_spent"
     TRANSFER_FAILED = "transfer_failed"
 
@@ -28,16 +29,25 @@ class Lease:
 
     `keys[:cut]` is what the request may still get, `keys[:ready]` what it can have now,
     `keys[:pinned]` what the lease pins; `ready ≤ pinned` and `ready ≤ cut ≤ len(keys)`.
+    `levels` are the tiers it may load from, `worth` the most chunks that are worth loading; `had`
+    chunks were in RAM when it asked, and `ahead_s` of computing was due before it. A lease `ahead`
+    is of a request that has not asked yet.
     When `missing_as_of` chunks had ever entered RAM, `missing` of `keys[:reach]` had to be copied
     up, and what followed could not be.
     """
 
     __slots__ = (
+        "ahead",
+        "ahead_s",
         "asked_at_s",
         "asked_step",
         "cut",
         "cut_reason",
+        "first_token",
+        "had",
         "keys",
+        "levels",
+        "max_wait_s",
         "missing",
         "missing_as_of",
         "origins",
@@ -46,11 +56,15 @@ class Lease:
         "reach",
         "ready",
         "request",
+        "tenant",
         "visit",
         "waited_s",
+        "worth",
     )
 
-    def __init__(self, request: RequestId, keys: tuple[ChunkKey, ...], visit: VisitId) -> None:
+    def __init__(
+        self, request: RequestId, keys: tuple[ChunkKey, ...], visit: VisitId, max_wait_s: float
+    ) -> None:
         self.request = request
         self.keys = keys
         self.visit = visit
@@ -66,6 +80,14 @@ class Lease:
         self.missing = 0
         self.missing_as_of = -1
         self.origins: dict[ChunkKey, Level] = {}
+        self.levels: frozenset[Level] | None = None
+        self.max_wait_s = max_wait_s
+        self.tenant: TenantName | None = None
+        self.first_token = 0
+        self.had = 0
+        self.worth = len(keys)
+        self.ahead_s = 0.0
+        self.ahead = False
 
     def asked(self, step: int, now_s: float) -> None:
         """Count the time since the last step as waited, if the request was asked for then too."""

@@ -23,7 +23,12 @@ class Limits:
     max_stall_s: float = 1.0
     """A tier that finishes nothing for so long, with work to do, is not waited for."""
 
+    look_ahead_share: float = 0.25
+    """Part of RAM that may be taken for requests which have not had their turn in the engine."""
+
     def __post_init__(self) -> None:
         for name in ("write_behind_chunks", "promotion_chunks", "max_wait_s", "max_stall_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}")
+        if not 0.0 <= self.look_ahead_share <= 0.5:
+            raise ConfigError(f"look_ahead_share is from 0 to 0.5, got {self.look_ahead_share}")

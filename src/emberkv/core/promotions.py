@@ -3,7 +3,8 @@
 A lease is planned at once if its chain fits beside what others hold. If it does not, but would
 once the others have loaded, it waits its turn, first come first served. If nobody holds anything
 that could be let go, it is cut to what fits. So a chain longer than RAM is served in part, and of
-many chains that do not fit together each gets its turn.
+many chains that do not fit together each gets its turn. What is not worth loading is not planned,
+see `emberkv.core.economy`; a tier that is loaded from no more is tried again with a few chunks.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from emberkv.core.counts import Event, Journal
+from emberkv.core.economy import Economy, Stretch
+from emberkv.core.evictions import Evictions
 from emberkv.core.leases import Cut, Lease, Phase
-from emberkv.core.residents import READY, Resident, Residents, State
+from emberkv.core.residents import READY, Resident, State
+from emberkv.core.retention import Retention
 from emberkv.core.transfers import Transfers
-from emberkv.domain.types import RAM, ChunkKey, Drop, Level, RequestId
+from emberkv.domain.types import RAM, ChunkKey, Level, RequestId, VisitId
 
 _Sources = list[tuple[Level, dict[ChunkKey, Resident]]]
 
@@ -25,24 +29,49 @@ class Promotions:
 
     def __init__(
         self,
-        tiers: Sequence[Residents],
         transfers: Transfers,
         journal: Journal,
+        evictions: Evictions,
+        retention: Retention,
+        economy: Economy,
     ) -> None:
-        self._tiers = tiers
+        self._tiers = transfers.tiers
         self._transfers = transfers
         self._limits = transfers.limits
         self._journal = journal
+        self._evictions = evictions
+        self._retention = retention
+        self._economy = economy
         self._leases: dict[RequestId, Lease] = {}
         self._queue: dict[RequestId, Lease] = {}
         self._holders: dict[ChunkKey, list[Lease]] = {}
 
-    def open(self, lease: Lease, now_s: float) -> Drop | None:
+    def open(self, lease: Lease, now_s: float) -> None:
         """Take in a lease; a request has one at a time."""
-        self.close(lease.request)
+        ahead = self._leases.get(lease.request)
+        if ahead is None or not ahead.ahead:
+            self.close(lease.request)
+            ahead = None
         self._leases[lease.request] = lease
         self._queue[lease.request] = lease
-        return self.settle(now_s)
+        self.settle(now_s)
+        if ahead is not None:  # it has kept its chunks until the lease that follows it did
+            self._cut(ahead, 0)
+
+    def look_ahead(self, lease: Lease, now_s: float) -> None:
+        """Begin to bring up what a request will ask for, if it fits beside what others need."""
+        if lease.request in self._leases or self._queue:
+            return
+        ram = self._tiers[RAM]
+        taken = sum(each.pinned for each in self._leases.values() if each.ahead)
+        budget = int(self._limits.look_ahead_share * ram.slot_count) - taken
+        lease.worth = max(0, min(len(lease.keys), budget))
+        missing = self._survey(lease, now_s)
+        if not missing or not self._has_room(missing):
+            return
+        lease.ahead = True
+        self._leases[lease.request] = lease
+        self._plan(lease, now_s)
 
     def lease(self, request: RequestId) -> Lease | None:
         return self._leases.get(request)
@@ -53,19 +82,15 @@ class Promotions:
     def leases(self) -> Iterator[Lease]:
         return iter(self._leases.values())
 
-    def settle(self, now_s: float) -> Drop | None:
-        """Plan leases from the head of the queue for as long as they fit; returns who left RAM."""
-        left: list[Resident] = []
+    def settle(self, now_s: float) -> None:
+        """Plan leases from the head of the queue for as long as they fit."""
         while self._queue:
             lease = next(iter(self._queue.values()))
             if not self._fits(lease, now_s):
                 break
             del self._queue[lease.request]
-            left += self._plan(lease, now_s)
-        if not left:
-            return None
-        self._journal.note(Event.EVICTED, RAM, [resident.key for resident in left])
-        return Drop(RAM, tuple(r.key for r in left), tuple(r.slot for r in left))
+            self._plan(lease, now_s)
+            self._probe(lease, now_s)
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
         """Whether the request should go on waiting; the last `False` answers its lease."""
@@ -77,7 +102,8 @@ class Promotions:
         if lease.phase is Phase.PLANNED and lease.ready >= lease.cut:
             self._answer(lease)
             return False
-        spent = lease.waited_s >= self._limits.max_wait_s
+        spent = lease.waited_s >= min(lease.max_wait_s, self._limits.max_wait_s)
+        spent = spent or self._economy.wait_is_spent(lease)
         if spent or self._stalled(lease, now_s):
             lease.cut_reason = Cut.WAIT_SPENT
             promised = lease.cut
@@ -116,23 +142,41 @@ class Promotions:
 
     # ── inner ────────────────────────────────────────────────────────────────────────────────
 
-    def _missing(self, lease: Lease, now_s: float) -> int:
-        """How many chunks a plan would copy up: those below, until the chain breaks."""
-        entries = self._tiers[RAM].entries
-        sources = self._sources(now_s)
-        missing = reach = 0
-        for key in lease.keys:
+    def _survey(self, lease: Lease, now_s: float) -> int:
+        """How many chunks a plan would copy up: those below that are worth it, head of the chain.
+
+        The rest of what could be had is noted as not worth loading by the plan.
+        """
+        entries, origin_of = self._tiers[RAM].entries, self._transfers.origin
+        sources = self._sources(lease, now_s)
+        limit = lease.worth if lease.ahead else len(lease.keys)
+        stretches: list[Stretch] = []
+        missing: list[int] = []  # before each chunk
+        count = 0
+        for key in lease.keys[:limit]:
             resident = entries.get(key)
             if resident is None:
-                if _find(key, sources) is None:
+                below = _find(key, sources)
+                if below is None:
                     break
-                missing += 1
-            elif not self._usable(resident):
+                level = below[0]
+            elif self._usable(resident):
+                level = RAM if resident.state is READY else origin_of(key) or RAM
+            else:
                 break
-            reach += 1
-        lease.reach = reach
-        lease.missing, lease.missing_as_of = missing, self._tiers[RAM].entered_count
-        return missing
+            missing.append(count)
+            count += resident is None
+            if stretches and stretches[-1][0] == level:
+                stretches[-1] = level, stretches[-1][1] + 1
+            else:
+                stretches.append((level, 1))
+        lease.worth = self._economy.cut(stretches, lease.first_token, lease.ahead_s, now_s)
+        lease.reach = lease.worth
+        if lease.worth < len(missing):
+            count = missing[lease.worth]
+            lease.cut_reason = Cut.NOT_WORTH
+        lease.missing, lease.missing_as_of = count, self._tiers[RAM].entered_count
+        return count
 
     def _fits(self, lease: Lease, now_s: float) -> bool:
         """Whether a lease should be planned now rather than wait for others to finish.
@@ -144,7 +188,7 @@ class Promotions:
             entered = self._tiers[RAM].entered_count - lease.missing_as_of
             if not self._has_room(max(0, lease.missing - entered)):
                 return False
-        return self._has_room(self._missing(lease, now_s))
+        return self._has_room(self._survey(lease, now_s))
 
     def _has_room(self, missing: int) -> bool:
         ram = self._tiers[RAM]
@@ -155,7 +199,7 @@ class Promotions:
         # Half of RAM is worth starting with: a chain longer than RAM must not wait for silence.
         return room >= min(missing, ram.slot_count // 2) or not ram.pinned_count
 
-    def _plan(self, lease: Lease, now_s: float) -> list[Resident]:
+    def _plan(self, lease: Lease, now_s: float) -> None:
         """Pin what is there, make room for what is not, start the copies; cut where that ends.
 
         `_fits` has just counted what the lease misses.
@@ -165,18 +209,71 @@ class Promotions:
         entries = ram.entries
         there = [entries[key] for key in lease.keys if key in entries]
         ram.pin_run(there)  # before making room, so that the chain does not evict itself
-        left = ram.make_room(min(allowed, lease.missing), lease.visit)
+        left = ram.make_room(min(allowed, lease.missing), lease.visit, lease.tenant)
         ram.unpin_run(there)
         left += self._give_up_tail(lease, allowed)
+        self._evictions.left(RAM, left)
         lease.phase = Phase.PLANNED
         run, reach = self._choose(lease, allowed, now_s)
         if reach < len(lease.keys):
-            self._journal.note(Event.PROMOTION_CUT, RAM, lease.keys[reach:])
-            lease.cut, lease.cut_reason = reach, Cut.NO_ROOM
-        self._start(lease, run, now_s)
+            self._note_cut(lease, reach)
+        self._start(lease.visit, run, now_s)
         self._pin(lease, reach)
         self._advance(lease)
-        return left
+
+    def _note_cut(self, lease: Lease, reach: int) -> None:
+        """A plan ends before its chain does: for what, and what it is called."""
+        lease.cut = reach
+        if reach == lease.worth and lease.cut_reason is Cut.NOT_WORTH:
+            self._journal.note(Event.NOT_WORTH_LOADING, RAM, lease.keys[reach:])
+        else:
+            lease.cut_reason = Cut.NO_ROOM
+            if not lease.ahead:
+                self._journal.note(Event.PROMOTION_CUT, RAM, lease.keys[reach:])
+
+    def _probe(self, lease: Lease, now_s: float) -> None:
+        """Bring up a few of the chunks that were not worth it, to learn whether they still are."""
+        if lease.cut_reason is Cut.NOT_WORTH:
+            self.probe(lease.keys[lease.cut :], lease.visit, lease.levels, now_s)
+
+    def probe(
+        self,
+        keys: Sequence[ChunkKey],
+        visit: VisitId,
+        levels: frozenset[Level] | None,
+        now_s: float,
+    ) -> None:
+        """Try a tier that nobody has loaded from for a while, with chunks that were asked for.
+
+        Nobody waits for them. They serve whoever comes next.
+        """
+        ram = self._tiers[RAM]
+        most = self._economy.terms.probe_chunks
+        if ram.free_count < most and ram.pinned_count > ram.slot_count // 2:
+            return
+        run: list[tuple[Level, Resident]] = []
+        for key in keys[:most]:
+            below = self._stored_below(key, levels)
+            if key in ram.entries or below is None:
+                break
+            run.append(below)
+        tried = {level for level, _ in run}
+        if not run or not all(self._economy.probe_is_due(level, now_s) for level in tried):
+            return
+        self._evictions.left(RAM, ram.make_room(len(run), visit))
+        self._start(visit, run[: ram.free_count], now_s)
+
+    def _stored_below(
+        self, key: ChunkKey, levels: frozenset[Level] | None
+    ) -> tuple[Level, Resident] | None:
+        return _find(
+            key,
+            [
+                (Level(level), tier.entries)
+                for level, tier in enumerate(self._tiers)
+                if level != RAM and (levels is None or level in levels)
+            ],
+        )
 
     def _give_up_tail(self, lease: Lease, allowed: int) -> list[Resident]:
         """Let a chain's own tail leave RAM for its head: only what follows the head is of use."""
@@ -199,10 +296,10 @@ class Promotions:
     ) -> tuple[list[tuple[Level, Resident]], int]:
         """What to copy up, from where, and how many of the lease's chunks can then be promised."""
         ram = self._tiers[RAM]
-        entries, sources = ram.entries, self._sources(now_s)
+        entries, sources = ram.entries, self._sources(lease, now_s)
         most = min(allowed, ram.free_count)
         run: list[tuple[Level, Resident]] = []
-        for index, key in enumerate(lease.keys):
+        for index, key in enumerate(lease.keys[: lease.worth]):
             resident = entries.get(key)
             if resident is not None:
                 if not self._usable(resident):
@@ -212,13 +309,17 @@ class Promotions:
             if below is None:
                 return run, index
             run.append(below)
-        return run, len(lease.keys)
+        return run, lease.worth
 
-    def _start(self, lease: Lease, run: list[tuple[Level, Resident]], now_s: float) -> None:
+    def _start(self, visit: VisitId, run: list[tuple[Level, Resident]], now_s: float) -> None:
         """Give what is copied up its places in RAM, and start one copy per stretch of a tier."""
         targets = self._tiers[RAM].insert(
-            [source.key for _, source in run], [source.parent for _, source in run], lease.visit
+            [source.key for _, source in run], [source.parent for _, source in run], visit
         )
+        for target in targets:
+            target.unused = True
+        sources = [source for _, source in run]
+        self._retention.dress(RAM, zip(targets, sources, strict=True))
         steps = zip(run, targets, strict=True)
         for level, stretch in groupby(steps, key=lambda step: step[0][0]):
             pairs = [(source, target.slot) for (_, source), target in stretch]
@@ -247,12 +348,14 @@ class Promotions:
             return self._transfers.origin(resident.key) is not None
         return resident.state is State.READY
 
-    def _sources(self, now_s: float) -> _Sources:
-        """The tiers below RAM that move, uppermost first."""
+    def _sources(self, lease: Lease, now_s: float) -> _Sources:
+        """The tiers below RAM that move and that a lease may load from, uppermost first."""
         return [
             (Level(level), tier.entries)
             for level, tier in enumerate(self._tiers)
-            if level != RAM and not self._transfers.stalled(Level(level), now_s)
+            if level != RAM
+            and (lease.levels is None or level in lease.levels)
+            and not self._transfers.stalled(Level(level), now_s)
         ]
 
     def _advance(self, lease: Lease) -> None:

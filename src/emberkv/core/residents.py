@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from emberkv.domain.types import ChunkKey, Entry, Slot, VisitId
+from emberkv.domain.hints import DEFAULT_PRIORITY, MAX_PRIORITY
+from emberkv.domain.types import ChunkKey, Entry, Slot, TenantName, VisitId
 from emberkv.errors import InvariantError
 from emberkv.policy.eviction.base import EvictionPolicy
 
@@ -22,11 +24,24 @@ class State(enum.Enum):
 READY: Final = State.READY
 """The state that is asked for once per chunk and look-up."""
 
+PINNED: Final = MAX_PRIORITY + 1
+"""The priority of what a hint has pinned: it does not leave to make room."""
+
 
 class Resident:
     """One chunk's entry in one tier."""
 
-    __slots__ = ("key", "parent", "pins", "slot", "state", "visit")
+    __slots__ = (
+        "key",
+        "parent",
+        "pins",
+        "priority",
+        "slot",
+        "state",
+        "tenant",
+        "unused",
+        "visit",
+    )
 
     def __init__(self, key: ChunkKey, parent: ChunkKey | None, slot: Slot, visit: VisitId) -> None:
         self.key = key
@@ -35,6 +50,9 @@ class Resident:
         self.visit = visit
         self.state = State.WRITING
         self.pins = 0
+        self.priority = DEFAULT_PRIORITY
+        self.tenant: TenantName | None = None
+        self.unused = False  # promoted, and not loaded since
 
     def __repr__(self) -> str:
         name = self.key.hex()[:12]
@@ -57,6 +75,9 @@ class Residents:
         self.held: dict[Slot, int] = {}
         self.pinned_count = 0
         self.entered_count = 0
+        self.protected: Mapping[TenantName, int] = {}
+        self.by_tenant: Counter[TenantName] = Counter()
+        self.ranked: dict[int, dict[ChunkKey, None]] = {}
         self._free: list[Slot] = [Slot(slot) for slot in range(slot_count - 1, -1, -1)]
 
     @property
@@ -140,10 +161,27 @@ class Residents:
             if not resident.pins:
                 self._leave(resident)
 
-    def make_room(self, wanted_slots: int, visit: VisitId | None) -> list[Resident]:
+    def rank(self, resident: Resident, priority: int) -> None:
+        """Give a chunk another priority: lower ones leave first, `PINNED` ones not at all."""
+        self._unrank(resident)
+        resident.priority = priority
+        if priority != DEFAULT_PRIORITY:
+            self.ranked.setdefault(priority, {})[resident.key] = None
+
+    def own(self, resident: Resident, tenant: TenantName | None) -> None:
+        """Count a chunk to a tenant's share."""
+        self._disown(resident)
+        resident.tenant = tenant
+        if tenant is not None:
+            self.by_tenant[tenant] += 1
+
+    def make_room(
+        self, wanted_slots: int, visit: VisitId | None, tenant: TenantName | None = None
+    ) -> list[Resident]:
         """Evict until `wanted_slots` are free, as far as that is possible; returns who left.
 
-        Only READY, unpinned chunks without resident children leave, never a chunk of `visit`.
+        Only READY, unpinned chunks without resident children leave, never a chunk of `visit`, and
+        of another tenant than `tenant` only what is beyond its protected share.
         """
         missing = wanted_slots - len(self._free)
         if missing <= 0:
@@ -151,32 +189,55 @@ class Residents:
         leaving: list[Resident] = []
         orphaned: dict[ChunkKey, int] = {}  # children that leave in this very call
         passed_over: dict[ChunkKey, Resident] = {}  # kept so far only by their children
+        spared = _Shares(self, tenant) if self.protected else None
         entries, children = self.entries, self.children
-        for key in self.policy.victims():
+        for key in self._order():
             resident = entries[key]
             if resident.pins or resident.state is not READY or resident.visit == visit:
                 continue
             if key in children and children[key] > orphaned.get(key, 0):
                 passed_over[key] = resident
                 continue
-            leaving.append(resident)
-            parent = resident.parent
-            while parent is not None and len(leaving) < missing:
-                orphaned[parent] = orphaned.get(parent, 0) + 1
-                if parent not in passed_over or children[parent] > orphaned[parent]:
+            follower: Resident | None = resident
+            while follower is not None and len(leaving) < missing:
+                if spared is not None and not spared.take(follower):
                     break
-                follower = passed_over[parent]  # its last child has just left
                 leaving.append(follower)
                 parent = follower.parent
+                follower = None
+                if parent is not None:
+                    orphaned[parent] = orphaned.get(parent, 0) + 1
+                    if parent in passed_over and children[parent] == orphaned[parent]:
+                        follower = passed_over[parent]  # its last child has just left
             if len(leaving) == missing:
                 break
         for resident in leaving:
             self._evict(resident)
         return leaving
 
+    def _order(self) -> Iterator[ChunkKey]:
+        """Who leaves first: low priorities, then the policy's order, then high priorities."""
+        ranked = self.ranked
+        if not ranked:
+            yield from self.policy.victims()
+            return
+        ranks = sorted(rank for rank in ranked if rank < PINNED)
+        for rank in ranks:
+            if rank < DEFAULT_PRIORITY:
+                yield from list(ranked[rank])
+        entries = self.entries
+        for key in self.policy.victims():
+            if entries[key].priority == DEFAULT_PRIORITY:
+                yield key
+        for rank in ranks:
+            if rank > DEFAULT_PRIORITY:
+                yield from list(ranked[rank])
+
     def give_up(self, resident: Resident) -> bool:
         """Evict one chunk, if it may leave."""
-        if resident.pins or resident.state is not State.READY or resident.key in self.children:
+        if resident.pins or resident.priority == PINNED or resident.key in self.children:
+            return False
+        if resident.state is not State.READY:
             return False
         self._evict(resident)
         return True
@@ -201,6 +262,8 @@ class Residents:
             self.policy.discard(key)
         self.entries.clear()
         self.children.clear()
+        self.ranked.clear()
+        self.by_tenant.clear()
         self.pinned_count = 0
         self._free = [
             Slot(slot) for slot in range(self.slot_count - 1, -1, -1) if Slot(slot) not in self.held
@@ -241,7 +304,20 @@ class Residents:
         self.policy.discard(resident.key)
         self._remove(resident)
 
+    def _unrank(self, resident: Resident) -> None:
+        if resident.priority != DEFAULT_PRIORITY:
+            same = self.ranked[resident.priority]
+            del same[resident.key]
+            if not same:
+                del self.ranked[resident.priority]
+
+    def _disown(self, resident: Resident) -> None:
+        if resident.tenant is not None:
+            self.by_tenant[resident.tenant] -= 1
+
     def _remove(self, resident: Resident) -> None:
+        self._unrank(resident)
+        self._disown(resident)
         del self.entries[resident.key]
         self._free.append(resident.slot)
         parent = resident.parent
@@ -251,3 +327,21 @@ class Residents:
                 self.children[parent] = left
             else:
                 del self.children[parent]
+
+
+class _Shares:
+    """What one call of `make_room` may still take from each tenant."""
+
+    def __init__(self, tier: Residents, asking: TenantName | None) -> None:
+        self._asking = asking
+        self._left = {
+            tenant: tier.by_tenant[tenant] - slots for tenant, slots in tier.protected.items()
+        }
+
+    def take(self, resident: Resident) -> bool:
+        """Whether a chunk may leave; counts it."""
+        tenant = resident.tenant
+        if tenant is None or tenant == self._asking or tenant not in self._left:
+            return True
+        self._left[tenant] -= 1
+        return self._left[tenant] >= 0

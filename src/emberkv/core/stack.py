@@ -2,9 +2,9 @@
 
 A driver calls it, carries out the effects it leaves, and reports how they ended:
 
-    request's chain ─► residence, promote, waiting ─► load … loaded
-    computed chunks ─► offload … stored                            ─► take_effects ─► driver
-                       done ◄─────────────────────────────────────────────────────────┘
+    request's chain ─► begin, residence, promote, waiting ─► load … loaded
+    computed chunks ─► offload … stored                                  ─► take_effects ─► driver
+    engine's steps  ─► computed           done ◄──────────────────────────────────────────────┘
 
 Rules kept here are listed in `emberkv.core.check`. Same calls with the same `now_s` make the same
 decisions: the simulator and the live driver run this one class.
@@ -12,21 +12,25 @@ decisions: the simulator and the live driver run this one class.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from emberkv.core.arrivals import Arrivals
 from emberkv.core.counts import Event, Journal
+from emberkv.core.economy import Economy, Terms
+from emberkv.core.evictions import Evictions
+from emberkv.core.gates import Gate, Gates
 from emberkv.core.leases import Cut, Lease
 from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
 from emberkv.core.residents import READY, Resident, Residents, State
+from emberkv.core.retention import Quotas, Retention
 from emberkv.core.transfers import Transfers
+from emberkv.core.visits import Visit, Visits
+from emberkv.core.write_behind import WriteBehind
+from emberkv.domain.hints import Hints
 from emberkv.domain.types import (
     RAM,
     ChunkKey,
-    Copy,
-    Drop,
     Effect,
     Entry,
     Level,
@@ -34,17 +38,11 @@ from emberkv.domain.types import (
     RequestId,
     Slot,
     TransferId,
-    VisitId,
 )
 from emberkv.errors import InvariantError
+from emberkv.policy.eviction.base import EvictionPolicy
 
-
-@dataclass(slots=True)
-class _Visit:
-    """One request's pass over its chain: its id, and the last chunk it used per tier."""
-
-    id: VisitId
-    tails: dict[Level, ChunkKey] = field(default_factory=dict)
+Levels = frozenset[Level]
 
 
 class TierStack:
@@ -54,32 +52,110 @@ class TierStack:
     everything below is staged through it.
     """
 
-    def __init__(self, tiers: Sequence[Residents], limits: Limits) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[Residents],
+        limits: Limits,
+        terms: Terms | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
         self.tiers = tuple(tiers)
         self.limits = limits
+        self.terms = terms or Terms()
         self.journal = Journal()
-        self.transfers = Transfers(self.tiers, limits)
-        self.promotions = Promotions(self.tiers, self.transfers, self.journal)
-        self._drops: list[Drop] = []
-        self._visits: dict[RequestId, _Visit] = {}
-        self._next_visit = 0
-        self._loads: dict[RequestId, list[Resident]] = {}
+        self.counts = self.journal.counts
+        self.economy = Economy(self.terms, len(self.tiers))
+        self.gates = Gates(len(self.tiers))
+        self.retention = Retention(self.tiers, quotas or Quotas())
+        self.transfers = Transfers(self.tiers, limits, self.economy.reads)
+        self._evictions = Evictions(self.journal, self.retention)
+        self.promotions = Promotions(
+            self.transfers, self.journal, self._evictions, self.retention, self.economy
+        )
+        self.write_behind = WriteBehind(
+            self.transfers,
+            self.journal,
+            self._evictions,
+            retention=self.retention,
+            gates=self.gates,
+            economy=self.economy,
+        )
+        self._arrivals = Arrivals(
+            self.transfers, self.promotions, self.write_behind, self._evictions, self.journal
+        )
+        self.visits = Visits(self.tiers)
+        self._loads: dict[RequestId, tuple[list[Resident], float]] = {}
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
+        self._ended: set[RequestId] = set()
         self._fenced: list[Slot] = []
-        self._behind: list[list[ChunkKey]] = [[] for _ in self.tiers]
 
-    @property
-    def counts(self) -> Counter[tuple[Event, Level]]:
-        """Chunks by what happened to them, and in which tier."""
-        return self.journal.counts
+    # ── requests ─────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, request: RequestId, hints: Hints, prompt_tokens: int | None) -> None:
+        """A request has come; without its prompt's length nobody waits in its favour."""
+        self.visits.begin(request, hints)
+        if prompt_tokens is not None:
+            self.economy.backlog.arrive(request, prompt_tokens)
+
+    def open_levels(self, request: RequestId) -> Levels | None:
+        """The tiers that a request may load from; None is all."""
+        visit = self.visits.find(request)
+        named = None if visit is None else visit.hints.tiers
+        if not self.gates.narrowed and named is None:
+            return None
+        found = frozenset(
+            Level(n)
+            for n in range(len(self.tiers))
+            if self.gates.loads(Level(n), request) and (visit is None or visit.may_use(Level(n)))
+        )
+        return found if RAM in found else frozenset()
+
+    def computed(
+        self,
+        pieces: Mapping[RequestId, tuple[int, int]],
+        others: int,
+        seconds: float | None,
+    ) -> None:
+        """A step of the engine has computed these tokens of prompts, and `others` beside.
+
+        `seconds` is how long it took, None where nobody knows.
+        """
+        self.economy.computed(pieces, others, seconds)
+
+    def preempted(self, request: RequestId) -> None:
+        """The engine has put a request back; all of its prompt is due again."""
+        self.economy.backlog.stops(request)
+
+    def scheduled(self, request: RequestId) -> None:
+        """The engine runs the request: unless it is loading, its lease has served."""
+        self.economy.backlog.computes(request)
+        if request not in self._loads:
+            self.promotions.close(request)
+
+    def end(self, request: RequestId) -> None:
+        """The request is over; copies already under way for it go on."""
+        self.economy.backlog.ends(request)
+        if request not in self._loads:
+            self.promotions.close(request)
+        self.gates.forget(request)
+        visit = self.visits.find(request)
+        if visit is not None and visit.hints.end_of_session and visit.hints.session is not None:
+            self.retention.end_session(visit.hints.session)
+        if request in self._stores:
+            self._ended.add(request)
+        else:
+            self.visits.end(request)
 
     # ── look up ──────────────────────────────────────────────────────────────────────────────
 
-    def residence(self, key: ChunkKey, now_s: float) -> Level | None:
+    def residence(self, key: ChunkKey, now_s: float, levels: Levels | None = None) -> Level | None:
         """The nearest tier that has the chunk, or will have it without the engine's help.
 
-        RAM means that the engine can load it now. Moves nothing, changes nothing.
+        RAM means that the engine can load it now. `levels` are those that count. Moves nothing,
+        changes nothing.
         """
+        if levels is not None and RAM not in levels:
+            return None
         resident = self.tiers[RAM].entries.get(key)
         if resident is not None:
             if resident.state is READY:
@@ -89,20 +165,64 @@ class TierStack:
                 return None
             return origin
         for level in range(1, len(self.tiers)):
+            if levels is not None and level not in levels:
+                continue
             if self.tiers[level].ready(key) and not self.transfers.stalled(Level(level), now_s):
                 return Level(level)
         return None
 
-    def promote(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+    def pays(self, level: Level, request: RequestId, first_token: int, now_s: float) -> bool:
+        """Whether loading from a tier could gain anything, if it had all the rest of a prompt."""
+        tokens = self.economy.backlog.tokens(request)
+        if level == RAM:
+            return self.economy.ram_pays(first_token, tokens)
+        if tokens is None:
+            return True
+        chunks = max(1, (tokens - first_token) // self.terms.tokens_per_chunk)
+        ahead_s = self.economy.backlog.ahead_s(request)
+        return self.economy.cut([(level, chunks)], first_token, ahead_s, now_s) > 0
+
+    def promote(
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        now_s: float,
+        first_token: int = 0,
+        step: int | None = None,
+    ) -> None:
         """Lease a whole chain for a request, and plan the copies that bring it into RAM.
 
-        `keys` are consecutive, head first, each with a residence. What fits is pinned until the
-        request has loaded or ended; if nothing can start now the lease waits its turn.
+        `keys` are consecutive, head first, each with a residence; they begin at `first_token` of
+        the prompt. What fits and is worth it is pinned until the request has loaded or ended; if
+        nothing can start now the lease waits its turn. The wait begins with the caller's `step`.
         """
-        visit = self._visit(request)
-        self._touch(visit, keys, None)
-        lease = Lease(request, tuple(keys), visit.id)
-        self._drop(self.promotions.open(lease, now_s))
+        visit = self.visits.of(request)
+        self.visits.touch(visit, keys, None)
+        lease = self._lease(request, visit, keys, first_token)
+        ram = self.tiers[RAM]
+        lease.had = next((n for n, key in enumerate(keys) if not ram.ready(key)), len(keys))
+        if step is not None:
+            lease.asked_step, lease.asked_at_s = step, now_s
+        self.promotions.open(lease, now_s)
+
+    def look_ahead(
+        self, request: RequestId, keys: Sequence[ChunkKey], now_s: float, first_token: int = 0
+    ) -> None:
+        """A request waits for its turn in the engine: begin to bring up what it will ask for."""
+        visit = self.visits.of(request)
+        levels = self.open_levels(request)
+        known = next(
+            (n for n, key in enumerate(keys) if self.residence(key, now_s, levels) is None),
+            len(keys),
+        )
+        if known:
+            lease = self._lease(request, visit, keys[:known], first_token)
+            self.promotions.look_ahead(lease, now_s)
+
+    def probe(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+        """A request did not load these since its tier is too slow: try now and then if it is."""
+        visit = self.visits.of(request)
+        self.promotions.probe(keys, visit.id, self.open_levels(request), now_s)
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
         """Whether a request's promotion is worth another step of waiting.
@@ -123,34 +243,38 @@ class TierStack:
         return None if lease is None else lease.cut_reason
 
     def settle(self, now_s: float) -> None:
-        """Plan promotions whose turn has come, and pass on what tiers have got; once per step."""
-        self._drop(self.promotions.settle(now_s))
-        for level, keys in enumerate(self._behind):
-            if keys:
-                entries = self.tiers[level].entries
-                run = [entries[key] for key in dict.fromkeys(keys) if self.tiers[level].ready(key)]
-                if run:
-                    self._write_run(_Visit(run[-1].visit), Level(level + 1), run, now_s)
-                keys.clear()
+        """What is due once per step: promotions whose turn has come, chunks to pass on, ends."""
+        self.retention.expire(now_s)
+        self.promotions.settle(now_s)
+        self.write_behind.settle(now_s)
 
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
 
     def offload(
-        self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None, now_s: float
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        parent: ChunkKey | None,
+        now_s: float,
+        first_token: int = 0,
     ) -> list[Resident]:
         """Admit newly computed consecutive chunks to RAM; returns those the engine shall write.
 
-        Also the signal that the request used all of `keys`. Chunks already there, or being
-        written, are left out; from the first that finds no room on, nothing is admitted.
+        Also the signal that the request used all of `keys`, which begin at `first_token` of its
+        tokens. Chunks already there, or being written, are left out; from the first that finds no
+        room on, nothing is admitted.
         """
-        visit = self._visit(request)
+        visit = self.visits.of(request)
         ram = self.tiers[RAM]
-        self._touch(visit, keys, parent)
+        self.visits.touch(visit, keys, parent)
+        end = first_token + len(keys) * self.terms.tokens_per_chunk
+        self.economy.backlog.has(request, end)
         missing = [key for key in keys if key not in ram.entries]
-        if parent is not None and not self._anywhere(parent):
-            self.journal.note(Event.REFUSED_UNREACHABLE, RAM, missing)
+        refused = self._refusal(visit, parent)
+        if refused is not None:
+            self.journal.note(refused, RAM, missing)
             return []
-        self._drop(self._evicted(RAM, ram.make_room(len(missing), visit.id)))
+        self._evictions.left(RAM, ram.make_room(len(missing), visit.id, visit.tenant))
         fresh: list[ChunkKey] = []
         parents: list[ChunkKey | None] = []
         for key in keys:
@@ -161,15 +285,19 @@ class TierStack:
                 parents.append(parent)
             parent = key
         if len(fresh) < len(missing):
-            refused = [key for key in keys if key not in ram.entries][len(fresh) :]
-            self.journal.note(Event.REFUSED_NO_ROOM, RAM, refused)
+            left_out = [key for key in keys if key not in ram.entries][len(fresh) :]
+            crowded = Event.REFUSED_BY_QUOTA if ram.protected else Event.REFUSED_NO_ROOM
+            self.journal.note(crowded, RAM, left_out)
         admitted = ram.insert(fresh, parents, visit.id)
         if admitted:
             visit.tails[RAM] = fresh[-1]
+            for resident in admitted:
+                ram.own(resident, visit.tenant)
             pending = self._stores.setdefault(request, {})
             pending.update((resident.key, None) for resident in admitted)
             self.journal.note(Event.ADMITTED, RAM, fresh)
-        self._write_behind(visit, keys, now_s)
+        self._keep(visit, keys, first_token, now_s)
+        self.write_behind.offer(visit, keys, now_s)
         return admitted
 
     def stored(
@@ -189,13 +317,23 @@ class TierStack:
             resident = ram.entries[key]
             resident.state = State.READY
             published.append(resident)
+        if published:
+            visit = self.visits.of_resident(request, published[-1])
+            self.write_behind.offer(visit, done, now_s)
         if not pending:
             self._stores.pop(request, None)
-        if published:
-            self._write_behind(self._visit_of(request, published[-1]), done, now_s)
+            if request in self._ended:
+                self._ended.remove(request)
+                self.visits.end(request)
         return published
 
-    def load(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> list[Resident]:
+    def load(
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        now_s: float,
+        first_token: int = 0,
+    ) -> list[Resident]:
         """Pin chunks that the engine is about to read from RAM. All must be READY."""
         if request in self._loads:
             raise InvariantError(f"request {request} loads twice at once")
@@ -204,74 +342,43 @@ class TierStack:
         found = [r for r in residents if r is not None and r.state is READY]
         if len(found) != len(keys):
             raise InvariantError(f"request {request} loads chunks that are not ready")
-        self._touch(self._visit(request), keys, found[0].parent if found else None)
+        visit = self.visits.of(request)
+        self.visits.touch(visit, keys, found[0].parent if found else None)
         ram.pin_run(found)
-        self._loads[request] = list(found)
-        self._write_behind(self._visit(request), keys, now_s)
+        for resident in found:
+            resident.unused = False
+        self._loads[request] = list(found), now_s
+        end = first_token + len(keys) * self.terms.tokens_per_chunk
+        self.economy.backlog.has(request, end)
+        self._keep(visit, keys, first_token, now_s)
+        self.write_behind.offer(visit, keys, now_s)
         return found
 
-    def loaded(self, request: RequestId) -> None:
+    def loaded(self, request: RequestId, now_s: float) -> None:
         """The engine has read what `load` pinned; the request's lease ends with it."""
-        self.tiers[RAM].unpin_run(self._loads.pop(request, ()))
+        residents, began_s = self._loads.pop(request, ([], now_s))
+        self.tiers[RAM].unpin_run(residents)
+        self.economy.loads.observe(len(residents), now_s - began_s)
         self.promotions.close(request)
-
-    def scheduled(self, request: RequestId) -> None:
-        """The engine runs the request: unless it is loading, its lease has served."""
-        if request not in self._loads:
-            self.promotions.close(request)
-
-    def end(self, request: RequestId) -> None:
-        """The request is over; copies already under way for it go on."""
-        if request not in self._loads:
-            self.promotions.close(request)
-        self._visits.pop(request, None)
 
     # ── tiers below ──────────────────────────────────────────────────────────────────────────
 
     def take_effects(self) -> list[Effect]:
         """The work that follows from the calls since the last time, in order."""
-        drops, self._drops = self._drops, []
-        return [*drops, *self.transfers.take()]
+        return [*self._evictions.take(), *self.transfers.take()]
 
     def done(
         self, transfer: TransferId, results: Sequence[tuple[int, Outcome]], now_s: float
     ) -> list[Resident]:
-        """Some chunks of a copy have ended, by their index in it; returns those now in RAM."""
-        copy, stale = self.transfers.finish(transfer, results, now_s)
-        if stale:
-            indices = [index for index, _ in results]
-            self.tiers[copy.target].free_held([copy.target_slots[index] for index in indices])
-            self.tiers[copy.source].free_held([copy.source_slots[index] for index in indices])
-            return []
-        arrived: list[Resident] = []
-        for index, outcome in results:
-            self._end_chunk(copy, index, outcome, arrived)
-        if copy.target == RAM:
-            return arrived
-        if copy.target + 1 < len(self.tiers):
-            self._behind[copy.target] += [resident.key for resident in arrived]
-        return []
+        """Some chunks of a copy have ended, by their index in it; returns those now in RAM.
+
+        `now_s` is when they ended, which may lie before what other calls were told.
+        """
+        return self._arrivals.done(transfer, results, now_s)
 
     def adopt(self, level: Level, entries: Sequence[Entry]) -> None:
         """Take in chunks that a tier still holds from an earlier run, oldest first."""
-        run: list[Entry] = []
-        coming: set[ChunkKey] = set()
-        tier = self.tiers[level]
-        for entry in entries:
-            if run and entry.parent != run[-1].key:
-                tier.adopt(run, self._new_visit())
-                run = []
-                coming.clear()
-            above = run[0].parent if run else entry.parent
-            known = entry.key in tier.entries or entry.key in coming
-            if known or self._descends(tier, above, entry.key):
-                self._drop(Drop(level, (entry.key,), (entry.slot,)))
-                tier.free_held((entry.slot,))
-                continue
-            run.append(entry)
-            coming.add(entry.key)
-        if run:
-            tier.adopt(run, self._new_visit())
+        self._arrivals.adopt(level, entries, self.visits)
 
     def reset(self) -> None:
         """Forget everything in every tier.
@@ -282,18 +389,20 @@ class TierStack:
         self.promotions.clear()
         touched = self.transfers.abandon()
         ram = self.tiers[RAM]
-        busy = {resident.slot for loading in self._loads.values() for resident in loading}
+        busy = {resident.slot for loading, _ in self._loads.values() for resident in loading}
         busy.update(ram.entries[key].slot for keys in self._stores.values() for key in keys)
         fenced = sorted(busy)
         touched.setdefault(RAM, []).extend(fenced)
         for level, tier in enumerate(self.tiers):
-            self._drop(self._drop_of(Level(level), list(tier.entries.values())))
+            self._evictions.drop(Level(level), list(tier.entries.values()))
             tier.clear(touched.get(Level(level), []))
         self._fenced += fenced
-        self._behind = [[] for _ in self.tiers]
+        self.write_behind.forget()
+        self.retention.clear()
         self._loads.clear()
         self._stores.clear()
-        self._visits.clear()
+        self._ended.clear()
+        self.visits.clear()
 
     def hold(self, level: Level, slots: Sequence[Slot]) -> None:
         """Take free slots of a tier out of use; they may be held more than once."""
@@ -313,8 +422,30 @@ class TierStack:
         for copy, _ in self.transfers.open_copies():
             if level in (copy.source, copy.target):
                 raise InvariantError(f"tier {level} is lost while copy {copy.transfer} is open")
+        keys = list(self.tiers[level].entries)
         self.tiers[level].clear(hold)
-        self._behind[level].clear()
+        self._evictions.forget(keys)
+        self.write_behind.forget(level)
+
+    def empty(self, level: Level) -> None:
+        """Evict all that may leave of a tier."""
+        tier = self.tiers[level]
+        self._evictions.left(level, tier.make_room(tier.slot_count, None))
+
+    def set_gate(self, level: Level, gate: Gate) -> None:
+        """Open or shut a tier, for requests that ask from now on and chunks offered from now on."""
+        self.gates.set(level, gate)
+
+    def gate(self, level: Level) -> Gate:
+        return self.gates[level]
+
+    def set_policy(self, level: Level, policy: EvictionPolicy) -> None:
+        """Let another policy order a tier from now on; it begins with the old one's order."""
+        tier = self.tiers[level]
+        visit = self.visits.fresh_id()
+        for key in list(tier.policy.victims()):
+            policy.insert([key], visit)
+        tier.policy = policy
 
     def unfence(self) -> None:
         """The engine's workers are done with every job from before the last reset."""
@@ -323,7 +454,7 @@ class TierStack:
 
     def loads_under_way(self) -> Mapping[RequestId, Collection[ChunkKey]]:
         """For checks: what the engine is reading, per request."""
-        return {request: [r.key for r in loading] for request, loading in self._loads.items()}
+        return {request: [r.key for r in loading] for request, (loading, _) in self._loads.items()}
 
     def pending_stores(self) -> Mapping[RequestId, Collection[ChunkKey]]:
         """For checks: what the engine is writing, per request."""
@@ -331,167 +462,39 @@ class TierStack:
 
     def open_visits(self) -> Collection[RequestId]:
         """For checks: requests that have used something and not ended."""
-        return self._visits.keys()
+        return self.visits.requests()
 
     # ── inner ────────────────────────────────────────────────────────────────────────────────
 
+    def _lease(
+        self, request: RequestId, visit: Visit, keys: Sequence[ChunkKey], first_token: int
+    ) -> Lease:
+        asked_s = visit.hints.max_wait_s
+        max_wait_s = self.limits.max_wait_s if asked_s is None else asked_s
+        lease = Lease(request, tuple(keys), visit.id, max_wait_s)
+        lease.levels, lease.tenant = self.open_levels(request), visit.tenant
+        lease.first_token = first_token
+        backlog = self.economy.backlog
+        end = first_token + len(keys) * self.terms.tokens_per_chunk
+        backlog.arrive(request, end)
+        lease.ahead_s = backlog.ahead_s(request)
+        return lease
+
+    def _refusal(self, visit: Visit, parent: ChunkKey | None) -> Event | None:
+        """Why nothing of what a visit offers may be kept, if so."""
+        if visit.hints.no_store or not visit.may_use(RAM):
+            return Event.REFUSED_BY_HINT
+        if not self.gates.stores(RAM):
+            return Event.REFUSED_BY_GATE
+        if parent is not None and not self._anywhere(parent):
+            return Event.REFUSED_UNREACHABLE
+        return None
+
+    def _keep(self, visit: Visit, keys: Sequence[ChunkKey], first_token: int, now_s: float) -> None:
+        """Note what the visit's hints say of chunks that it has used."""
+        size = self.terms.tokens_per_chunk
+        run = [(key, first_token + n * size) for n, key in enumerate(keys)]
+        self.retention.apply(visit.hints, run, size, now_s)
+
     def _anywhere(self, key: ChunkKey) -> bool:
         return any(key in tier.entries for tier in self.tiers)
-
-    def _end_chunk(self, copy: Copy, index: int, outcome: Outcome, arrived: list[Resident]) -> None:
-        """Account for one ended chunk of a copy, whichever way it went."""
-        key = copy.keys[index]
-        source, target = self.tiers[copy.source], self.tiers[copy.target]
-        resident = target.entries[key]
-        upward = copy.target < copy.source
-        if outcome is Outcome.OK:
-            resident.state = State.READY
-            event = Event.PROMOTED if upward else Event.WRITTEN_BEHIND
-            self.journal.note(event, copy.target, (key,))
-            arrived.append(resident)
-        else:
-            event = Event.PROMOTION_FAILED if upward else Event.WRITE_BEHIND_FAILED
-            self.journal.note(event, copy.source if upward else copy.target, (key,))
-            if upward:
-                self.promotions.failed(key)
-            self._drop(self._drop_of(copy.target, [resident]))
-            target.lose(resident)
-        origin = source.entries[key]
-        if outcome in (Outcome.CORRUPT, Outcome.ABSENT) and origin.state is not State.LOST:
-            self.journal.note(Event.LOST, copy.source, (key,))
-            self._drop(self._drop_of(copy.source, [origin]))
-            if copy.source == RAM:
-                self.promotions.lost(key)
-            source.lose(origin)
-        source.unpin(origin)
-
-    def _write_behind(self, visit: _Visit, keys: Sequence[ChunkKey], now_s: float) -> None:
-        """Start copies one tier down for usable chunks that are not there yet."""
-        for level in range(1, len(self.tiers)):
-            above, below = self.tiers[level - 1], self.tiers[level]
-            known = below.entries
-            run = [above.entries[k] for k in keys if k not in known and above.ready(k)]
-            if run:
-                self._write_run(visit, Level(level), run, now_s)
-
-    def _write_run(
-        self, visit: _Visit, level: Level, offered: Sequence[Resident], now_s: float
-    ) -> None:
-        """Start a copy to `level` for those of `offered` that have a place there."""
-        below = self.tiers[level]
-        offered = [resident for resident in offered if resident.key not in below.entries]
-        run = self._reachable(below, offered)
-        self._note_left(Event.REFUSED_UNREACHABLE, level, offered, run)
-        room = max(0, self.limits.write_behind_chunks - self.transfers.under_way(level))
-        self._note(Event.SHED_QUEUE_FULL, level, run[room:])
-        run = run[:room]
-        self._drop(self._evicted(level, below.make_room(len(run), visit.id)))
-        followed = self._reachable(below, run)  # making room may have taken a parent
-        self._note_left(Event.REFUSED_UNREACHABLE, level, run, followed)
-        self._note(Event.SHED_NO_ROOM, level, followed[below.free_count :])
-        run = followed[: below.free_count]
-        keys = [resident.key for resident in run]
-        targets = below.insert(keys, [resident.parent for resident in run], visit.id)
-        if targets:
-            visit.tails[level] = keys[-1]
-            pairs = [(resident, target.slot) for resident, target in zip(run, targets, strict=True)]
-            self.transfers.start(Level(level - 1), level, pairs, now_s)
-
-    @staticmethod
-    def _reachable(below: Residents, offered: Sequence[Resident]) -> list[Resident]:
-        """Those whose parent is below or comes with them; room is made for no other."""
-        found: list[Resident] = []
-        coming: set[ChunkKey] = set()
-        for resident in offered:
-            parent = resident.parent
-            if resident.key in below.entries:
-                continue
-            if parent is None or parent in below.entries or parent in coming:
-                found.append(resident)
-                coming.add(resident.key)
-        return found
-
-    def _visit(self, request: RequestId) -> _Visit:
-        visit = self._visits.get(request)
-        if visit is None:
-            visit = self._visits[request] = _Visit(self._new_visit())
-        return visit
-
-    def _visit_of(self, request: RequestId, resident: Resident) -> _Visit:
-        """The request's visit, or after its end the one that its chunks were last used by."""
-        return self._visits.get(request) or _Visit(resident.visit)
-
-    def _new_visit(self) -> VisitId:
-        self._next_visit += 1
-        return VisitId(self._next_visit)
-
-    def _touch(self, visit: _Visit, keys: Sequence[ChunkKey], parent: ChunkKey | None) -> None:
-        """Note in every tier that a visit used `keys` and, the first time, all that leads there."""
-        for level, tier in enumerate(self.tiers):
-            entries = tier.entries
-            used = [resident for resident in map(entries.get, keys) if resident is not None]
-            before = parent if parent is not None else (used[0].parent if used else None)
-            partly = len(used) != len(keys)
-            if before is not None and visit.tails.get(Level(level)) != before:
-                partly = True
-                used = self._ancestors(tier, before, visit.id) + used
-            for resident in used:
-                resident.visit = visit.id
-            if used:
-                tier.policy.hit([r.key for r in used] if partly else keys, visit.id)
-                visit.tails[Level(level)] = used[-1].key
-            else:
-                tier.policy.renew(visit.id)
-
-    @staticmethod
-    def _ancestors(tier: Residents, key: ChunkKey, visit: VisitId) -> list[Resident]:
-        """The resident chunks from `key` up to the chain's head, head first."""
-        found: list[Resident] = []
-        at: ChunkKey | None = key
-        while at is not None:
-            resident = tier.entries.get(at)
-            if resident is None or resident.visit == visit:
-                break
-            found.append(resident)
-            at = resident.parent
-        found.reverse()
-        return found
-
-    @staticmethod
-    def _descends(tier: Residents, key: ChunkKey | None, ancestor: ChunkKey) -> bool:
-        """Whether `ancestor` leads to `key`: a record that says so of itself is wrong."""
-        if key == ancestor:
-            return True
-        if ancestor not in tier.children:
-            return False
-        at = key
-        while at is not None and at != ancestor:
-            resident = tier.entries.get(at)
-            at = resident.parent if resident is not None else None
-        return at is not None
-
-    def _evicted(self, level: Level, residents: Sequence[Resident]) -> Drop | None:
-        self._note(Event.EVICTED, level, residents)
-        return self._drop_of(level, residents)
-
-    @staticmethod
-    def _drop_of(level: Level, residents: Sequence[Resident]) -> Drop | None:
-        if not residents:
-            return None
-        return Drop(level, tuple(r.key for r in residents), tuple(r.slot for r in residents))
-
-    def _note(self, event: Event, level: Level, residents: Sequence[Resident]) -> None:
-        if residents:
-            self.journal.note(event, level, [resident.key for resident in residents])
-
-    def _note_left(
-        self, event: Event, level: Level, before: Sequence[Resident], after: Sequence[Resident]
-    ) -> None:
-        """Note for those of `before` that are not among `after`."""
-        if len(after) < len(before):
-            kept = {resident.key for resident in after}
-            self._note(event, level, [r for r in before if r.key not in kept])
-
-    def _drop(self, drop: Drop | None) -> None:
-        if drop is not None:
-            self._drops.append(drop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from emberkv.core.costs import ReadCost
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Resident, Residents
 from emberkv.domain.types import RAM, ChunkKey, Copy, Level, Outcome, Slot, TransferId
@@ -21,26 +22,18 @@ class _UnderWay:
         self.stale = False
 
 
-class _Reads:
-    """Chunks being read from one tier, and since when none has ended."""
-
-    __slots__ = ("count", "moved_at_s")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.moved_at_s = 0.0
-
-
 class Transfers:
     """Starts copies, pins their sources, and matches what ends to what was started."""
 
-    def __init__(self, tiers: Sequence[Residents], limits: Limits) -> None:
-        self._tiers = tiers
+    def __init__(
+        self, tiers: Sequence[Residents], limits: Limits, reads: Sequence[ReadCost]
+    ) -> None:
+        self.tiers = tiers
         self.limits = limits
         self._under_way: dict[TransferId, _UnderWay] = {}
         self._fresh: list[Copy] = []
         self._chunks_to = [0] * len(tiers)
-        self._reads = [_Reads() for _ in tiers]
+        self._reads = reads
         self._origins: dict[ChunkKey, Level] = {}
         self._next_id = 0
 
@@ -51,7 +44,7 @@ class Transfers:
         if not run:
             return
         for resident, _ in run:
-            self._tiers[source].pin(resident)
+            self.tiers[source].pin(resident)
         self._next_id += 1
         copy = Copy(
             TransferId(self._next_id),
@@ -67,10 +60,7 @@ class Transfers:
         self._chunks_to[target] += len(run)
         if target == RAM:
             self._origins.update((key, source) for key in copy.keys)
-            reads = self._reads[source]
-            if not reads.count:
-                reads.moved_at_s = now_s
-            reads.count += len(run)
+            self._reads[source].started(len(run), now_s)
 
     def take(self) -> list[Copy]:
         """Copies started since the last time."""
@@ -78,9 +68,9 @@ class Transfers:
         return fresh
 
     def finish(
-        self, transfer: TransferId, results: Sequence[tuple[int, Outcome]], now_s: float
+        self, transfer: TransferId, results: Sequence[tuple[int, Outcome]], ended_s: float
     ) -> tuple[Copy, bool]:
-        """Take note of ended chunks; returns the copy and whether a reset has made it stale."""
+        """Take note of chunks that ended then; returns their copy, and whether it is stale."""
         under_way = self._under_way.get(transfer)
         if under_way is None:
             raise InvariantError(f"copy {transfer} has ended already or never began")
@@ -93,9 +83,8 @@ class Transfers:
             del self._under_way[transfer]
         self._chunks_to[copy.target] -= len(results)
         if copy.target == RAM:
-            reads = self._reads[copy.source]
-            reads.count -= len(results)
-            reads.moved_at_s = now_s
+            came = sum(outcome is Outcome.OK for _, outcome in results)
+            self._reads[copy.source].ended(len(results), came, ended_s)
             if not under_way.stale:
                 for index, _ in results:
                     del self._origins[copy.keys[index]]
@@ -115,8 +104,7 @@ class Transfers:
 
     def stalled(self, level: Level, now_s: float) -> bool:
         """Whether reads from a tier are due and none has ended for longer than the limit."""
-        reads = self._reads[level]
-        return reads.count > 0 and now_s - reads.moved_at_s > self.limits.max_stall_s
+        return self._reads[level].silent_s(now_s) > self.limits.max_stall_s
 
     def open_copies(self, *, stale: bool | None = False) -> list[tuple[Copy, frozenset[int]]]:
         """For checks: copies with the indices that have not ended; `stale=None` for all."""
@@ -156,4 +144,4 @@ class Transfers:
         del self._under_way[copy.transfer]
         self._chunks_to[copy.target] -= len(copy.keys)
         if copy.target == RAM:
-            self._reads[copy.source].count -= len(copy.keys)
+            self._reads[copy.source].dropped(len(copy.keys))

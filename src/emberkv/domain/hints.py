@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Final
 
 DEFAULT_PRIORITY: Final = 35
 """As in TensorRT-LLM: where nothing else was said, and again when a duration is over."""
@@ -126,7 +126,7 @@ def _tiers(value: object) -> frozenset[str]:
     return frozenset(value)
 
 
-_READERS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+_READERS: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
     "priority": ("priority", _ranges),
     "pin": ("pin_s", _pin),
     "session": ("session", _name),

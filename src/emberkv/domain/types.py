@@ -17,6 +17,7 @@ ChunkKey = NewType("ChunkKey", bytes)
 RequestId = NewType("RequestId", str)
 TransferId = NewType("TransferId", int)
 VisitId = NewType("VisitId", int)
+TenantName = NewType("TenantName", str)
 Level = NewType("Level", int)
 Slot = NewType("Slot", int)
 
@@ -24,6 +25,9 @@ RAM: Final = Level(0)
 DISK: Final = Level(1)
 
 MAX_KEY_BYTES: Final = 40
+
+TIER_NAMES: Final = ("ram", "disk")
+"""What people call the levels."""
 
 
 class Outcome(enum.Enum):

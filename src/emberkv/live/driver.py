@@ -12,11 +12,15 @@ from emberkv.live.arena import Arena
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """Some chunks of a copy have ended; `busy_s` is the time one thread spent on them."""
+    """Some chunks of a copy have ended; `busy_s` is the time one thread spent on them.
+
+    They ended `age_s` before the report was taken.
+    """
 
     transfer: TransferId
     results: tuple[tuple[int, Outcome], ...]
     busy_s: float
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ class Intake:
         match report:
             case CopyProgress():
                 copy = self._stack.transfers.copy_of(report.transfer)
-                arrived = self._stack.done(report.transfer, report.results, now_s)
+                ended_s = now_s - report.age_s
+                arrived = self._stack.done(report.transfer, report.results, ended_s)
                 outcomes = tuple(outcome for _, outcome in report.results)
                 chunk_bytes = self._stack.tiers[RAM].chunk_bytes
                 self._tally.copied(copy, outcomes, chunk_bytes, report.busy_s)

@@ -19,12 +19,16 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from emberkv.core.residents import Resident
 from emberkv.core.stack import TierStack
+from emberkv.domain.hints import NO_HINTS, Hints
 from emberkv.domain.types import RAM, ChunkKey, Copy, Drop, Level, RequestId, Slot
+from emberkv.live.collect import collect
 from emberkv.live.driver import Driver
 from emberkv.live.intake import Intake
+from emberkv.live.look_ahead import LookAhead
 from emberkv.live.lookup import Lookup
 from emberkv.live.requests import Answering, RequestState
-from emberkv.observe.metrics import ENGINE_BYTES, LOAD_SECONDS
+from emberkv.live.steps import Steps, StepWork, with_token
+from emberkv.observe.metrics import ENGINE_BYTES, HINTS_UNUSABLE, LOAD_SECONDS
 from emberkv.observe.requests import MissReason, RequestFacts
 from emberkv.observe.tally import Sample, Tally
 
@@ -36,6 +40,9 @@ R = TypeVar("R")
 LOAD = ("load",)
 STORE = ("store",)
 GAUGES_EVERY_S = 1.0
+
+MAX_SAID = 32
+"""Hints that are complained of by name; later ones are only counted."""
 
 STEPS_IN_FLIGHT = 64
 """More steps than any engine schedules ahead of what its workers have done: pipeline stages + 1."""
@@ -82,8 +89,11 @@ class TierManager:
         self._on_finished = on_finished
         self._strict = strict
         self._intake = Intake(stack, driver.arena, self.tally)
+        self.steps = Steps()
         self._requests: dict[RequestId, RequestState] = {}
+        self._look_ahead = LookAhead(stack)
         self._deferred: list[RequestState] = []
+        self._said: set[tuple[str, str]] = set()
         self._step = 0
         self._drained_step = -1
         self._unfence_step: int | None = None
@@ -93,16 +103,52 @@ class TierManager:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, request: RequestId) -> RequestFacts:
+    def begin(self, request: RequestId, hints: Hints = NO_HINTS) -> RequestFacts:
         """A request has arrived; returns its facts, for the adapter to complete."""
-        state = self._requests[request] = RequestState(request)
+        state = self._requests[request] = RequestState(request, hints, self._clock())
+        if hints.max_load_tokens is not None:
+            state.chunk_limit = hints.max_load_tokens // self.stack.terms.tokens_per_chunk
+        if hints is not NO_HINTS:
+            self._begun(state, None)
         return state.facts
+
+    def describe(
+        self, request: RequestId, prompt_tokens: int, keys: Callable[[], Sequence[ChunkKey]]
+    ) -> None:
+        """What some engines tell of a request: its prompt's length, and all keys of its chain."""
+        state = self._requests.get(request)
+        if state is not None:
+            state.facts.prompt_tokens = prompt_tokens
+            state.keys = keys
+            self._begun(state, prompt_tokens)
+            self._look_ahead.add(state)
+
+    def unusable_hints(self, unusable: Sequence[tuple[str, str]]) -> None:
+        """A request has said what can't be used, as (kind, name); it is served all the same."""
+        for kind, name in unusable:
+            self.tally.add(HINTS_UNUSABLE, (kind,), 1)
+            if len(self._said) < MAX_SAID and (kind, name) not in self._said:
+                self._said.add((kind, name))
+                logger.warning("hints: %s '%s' is left out, here and from now on", kind, name)
+
+    @contained
+    def _begun(self, state: RequestState, prompt_tokens: int | None) -> None:
+        self.stack.begin(RequestId(state.facts.request), state.hints, prompt_tokens)
+
+    def asks(self, request: RequestId, device_tokens: int) -> None:
+        """The engine is about to look a request up behind what its device holds."""
+        state = self._requests.get(request)
+        if state is not None:
+            state.first_token = device_tokens - device_tokens % self.stack.terms.tokens_per_chunk
+            if not state.facts.preemptions:
+                state.facts.device_tokens = device_tokens
 
     def finish(self, request: RequestId) -> None:
         """A request is over; copies for it may still end later."""
         state = self._requests.pop(request, None)
         if state is None:
             return
+        self._look_ahead.remove(request)
         try:
             if self.serving:
                 self.stack.end(request)
@@ -118,6 +164,11 @@ class TierManager:
         state = self._requests.get(request)
         return None if state is None else state.facts
 
+    def prompt_tokens(self, request: RequestId) -> int | None:
+        """The length of a request's prompt, where the engine has told it."""
+        state = self._requests.get(request)
+        return None if state is None else state.facts.prompt_tokens
+
     # ── look up ──────────────────────────────────────────────────────────────────────────────
 
     def lookup(self, request: RequestId, key: ChunkKey) -> Lookup:
@@ -132,7 +183,11 @@ class TierManager:
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
             if state.answering is Answering.COLLECT:
-                return self._collect(state, key)
+                was_deferred = state.deferred
+                answer = collect(self.stack, state, key, self._now_s)
+                if state.deferred and not was_deferred:
+                    self._deferred.append(state)
+                return answer
             return Lookup.HIT if self.stack.tiers[RAM].ready(key) else Lookup.MISS
         except Exception as error:
             self.give_up(error)
@@ -156,6 +211,8 @@ class TierManager:
             state.chain.clear()
             state.deferred = False
             state.facts.miss_reason = MissReason.WHOLE
+            state.levels = self.stack.open_levels(request)
+            self._look_ahead.remove(request)
         elif state.answering is Answering.WAIT:
             now_s = self._clock()
             if not self.stack.waiting(request, self._step, now_s):
@@ -177,20 +234,6 @@ class TierManager:
             self.tally.waited(now_s - state.wait_began_s)
             state.wait_began_s = None
 
-    def _collect(self, state: RequestState, key: ChunkKey) -> Lookup:
-        level = self.stack.residence(key, self._now_s)
-        if level is None:
-            state.facts.miss_reason = MissReason.NOT_STORED
-            return Lookup.MISS
-        state.chain.append(key)
-        if level == RAM:
-            return Lookup.HIT
-        if not state.deferred:
-            state.deferred = True
-            state.may_run = False
-            self._deferred.append(state)
-        return Lookup.RETRY
-
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
 
     def prepare_load(self, request: RequestId, keys: Sequence[ChunkKey]) -> list[Slot]:
@@ -198,7 +241,9 @@ class TierManager:
 
         The one call that raises: bytes that are not there can't be loaded.
         """
-        residents = self.stack.load(request, keys, self._clock())
+        state = self._requests.get(request)
+        first_token = 0 if state is None else state.first_token
+        residents = self.stack.load(request, keys, self._clock(), first_token)
         slots = [resident.slot for resident in residents]
         self._loading(request, slots)
         return slots
@@ -221,19 +266,23 @@ class TierManager:
             state.facts.load_s += load_s
             self.tally.add(LOAD_SECONDS, (), load_s)
             state.load_began_s = None
-        self.stack.loaded(request)
+        self.stack.loaded(request, self._clock())
 
     @contained
     def prepare_store(
-        self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        parent: ChunkKey | None,
+        first_token: int = 0,
     ) -> list[tuple[ChunkKey, Slot]]:
         """Consecutive chunks that will be computed by the end of this step; which to keep, where.
 
-        `parent` is the chunk before the first, None at the head of a chain. None once the tiers
-        are off.
+        `parent` is the chunk before the first, None at the head of a chain; the first begins at
+        `first_token`. None once the tiers are off.
         """
         self._started(request)  # the engine names a request that it resumes nowhere else
-        admitted = self.stack.offload(request, keys, parent, self._clock())
+        admitted = self.stack.offload(request, keys, parent, self._clock(), first_token)
         self._carry_out()
         if admitted:
             self.driver.arena.mark_writing(*_columns(admitted))
@@ -268,16 +317,35 @@ class TierManager:
         for state in self._deferred:
             request = RequestId(state.facts.request)
             if self._requests.get(request) is state and state.deferred:
-                self.stack.promote(request, state.chain, now_s)
+                self.stack.promote(request, state.chain, now_s, state.first_token, self._step)
                 state.answering = Answering.WAIT
                 state.wait_began_s = now_s
         self._deferred.clear()
         self.stack.settle(now_s)
+        self._look_ahead.step(now_s)
         self._carry_out()
         if self._unfence_step is not None and self._step >= self._unfence_step:
             self.stack.unfence()
             self._unfence_step = None
         self._step += 1
+
+    def step_begins(self, work: StepWork) -> None:
+        """The engine is about to compute this; told by engines that say so."""
+        self.steps.begin(work, self._clock())
+
+    @contained
+    def step_done(self) -> None:
+        """The oldest step that began has ended: learn from it, and note whose tokens it made."""
+        now_s = self._clock()
+        done = self.steps.end(now_s)
+        if done is None:
+            return
+        if done.work.pieces:
+            self.stack.computed(done.work.pieces, len(done.work.decoding), done.seconds)
+        for request in with_token(done.work, self.prompt_tokens):
+            state = self._requests.get(request)
+            if state is not None:
+                state.got_token(now_s)
 
     def reset(self) -> None:
         """Forget everything in every tier: the KV of before must not be served again.
@@ -358,6 +426,7 @@ class TierManager:
         if state is not None:
             state.answering = Answering.COLLECT
             state.facts.preemptions += 1
+            self.stack.preempted(request)
 
     def _drain(self, now_s: float) -> None:
         """Take note of everything the driver has done."""

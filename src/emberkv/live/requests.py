@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 
-from emberkv.domain.types import ChunkKey, RequestId
+from emberkv.domain.hints import Hints
+from emberkv.domain.types import ChunkKey, Level, RequestId
 from emberkv.observe.requests import RequestFacts
 
 
@@ -21,18 +23,32 @@ class RequestState:
 
     __slots__ = (
         "answering",
+        "arrived_s",
         "asked_step",
         "chain",
+        "chunk_limit",
         "deferred",
         "facts",
+        "first_token",
+        "hints",
         "index",
+        "keys",
+        "levels",
         "load_began_s",
         "may_run",
         "put_off",
+        "token_s",
         "wait_began_s",
     )
 
-    def __init__(self, request: RequestId) -> None:
+    def __init__(self, request: RequestId, hints: Hints, arrived_s: float) -> None:
+        self.hints = hints
+        self.arrived_s = arrived_s
+        self.keys: Callable[[], Sequence[ChunkKey]] | None = None
+        self.first_token = 0
+        self.levels: frozenset[Level] | None = None
+        self.chunk_limit: int | None = None
+        self.token_s: float | None = None
         self.facts = RequestFacts(request)
         self.answering = Answering.COLLECT
         self.asked_step = -1
@@ -43,3 +59,13 @@ class RequestState:
         self.load_began_s: float | None = None
         self.put_off = False
         self.may_run = False
+
+    def got_token(self, now_s: float) -> None:
+        """The engine has made one more token."""
+        facts = self.facts
+        if facts.first_token_s is None:
+            facts.first_token_s = now_s - self.arrived_s
+        elif self.token_s is not None:
+            facts.longest_gap_s = max(facts.longest_gap_s, now_s - self.token_s)
+        self.token_s = now_s
+        facts.output_tokens += 1

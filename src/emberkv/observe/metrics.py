@@ -72,6 +72,9 @@ TOKENS: Final = _counter("prompt_tokens", "Prompt tokens of ended requests, by s
 REQUESTS: Final = _counter(
     "requests", "Ended requests, by why they got no more of their prompt.", "reason"
 )
+HINTS_UNUSABLE: Final = _counter(
+    "hints_unusable", "Hints of requests that could not be used, by kind.", "kind"
+)
 WAIT_SECONDS: Final = Metric(
     "emberkv:promotion_wait_seconds",
     Kind.HISTOGRAM,
@@ -96,7 +99,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     LOAD_SECONDS,
     TOKENS,
     REQUESTS,
+    HINTS_UNUSABLE,
     WAIT_SECONDS,
 )
-
-TIER_NAMES: Final = ("ram", "disk")

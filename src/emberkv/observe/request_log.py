@@ -28,6 +28,9 @@ def line_of(facts: RequestFacts) -> str:
             "stored_chunks": facts.stored_chunks,
             "wait_s": round(facts.wait_s, 6),
             "load_s": round(facts.load_s, 6),
+            "first_token_s": None if facts.first_token_s is None else round(facts.first_token_s, 6),
+            "output_tokens": facts.output_tokens,
+            "longest_gap_s": round(facts.longest_gap_s, 6),
             "why_not_more": facts.miss_reason.value,
             "preemptions": facts.preemptions,
         }

@@ -12,6 +12,9 @@ class MissReason(enum.Enum):
     NOT_ASKED = "not_asked"  # the device cache held it, or the engine skips look-ups
     NOT_STORED = "not_stored"  # the chain goes on in no tier
     WHOLE = "whole"  # everything that could be asked for was served
+    NOT_WORTH = "not_worth"  # known, but to compute it is quicker
+    HINT = "hint"  # the request itself asked for no more
+    TIER_SHUT = "tier_shut"  # known, but its tier is not loaded from at present
     NO_ROOM = "no_room"  # known below, but it did not fit into RAM
     WAIT_SPENT = "wait_spent"  # the promotion took too long, or its tier stalled
     TRANSFER_FAILED = "transfer_failed"  # read error or checksum mismatch
@@ -20,7 +23,11 @@ class MissReason(enum.Enum):
 
 @dataclass(slots=True)
 class RequestFacts:
-    """What a request got and from where. Token counts are of its prompt, whole chunks."""
+    """What a request got and from where. Token counts are of its prompt, whole chunks.
+
+    `first_token_s` runs from the request's arrival in the engine, `longest_gap_s` is the longest
+    time between two of its output tokens.
+    """
 
     request: str
     external_id: str | None = None
@@ -31,6 +38,9 @@ class RequestFacts:
     stored_chunks: int = 0
     wait_s: float = 0.0
     load_s: float = 0.0
+    first_token_s: float | None = None
+    output_tokens: int = 0
+    longest_gap_s: float = 0.0
     miss_reason: MissReason = MissReason.NOT_ASKED
     preemptions: int = 0
 

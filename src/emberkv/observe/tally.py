@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from emberkv.core.stack import TierStack
-from emberkv.domain.types import Copy, Level, Outcome
+from emberkv.domain.types import TIER_NAMES, Copy, Level, Outcome
 from emberkv.observe import metrics
-from emberkv.observe.metrics import TIER_NAMES, Metric
+from emberkv.observe.metrics import Metric
 from emberkv.observe.requests import RequestFacts
 
 Sample = tuple[Metric, tuple[str, ...], float]

@@ -14,13 +14,17 @@ it was recorded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from emberkv.core.economy import Terms
+from emberkv.core.gates import Gate
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Resident, Residents
-from emberkv.core.stack import TierStack
+from emberkv.core.retention import Quotas
+from emberkv.core.stack import Levels, TierStack
+from emberkv.domain.hints import NO_HINTS, Hints, TokenRange
 from emberkv.domain.types import (
     ChunkKey,
     Copy,
@@ -42,8 +46,14 @@ R = TypeVar("R")
 class RecordedStack(TierStack):
     """A tier stack that can write every call and decision to a log."""
 
-    def __init__(self, tiers: Sequence[Residents], limits: Limits) -> None:
-        super().__init__(tiers, limits)
+    def __init__(
+        self,
+        tiers: Sequence[Residents],
+        limits: Limits,
+        terms: Terms | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
+        super().__init__(tiers, limits, terms, quotas)
         self._write: Callable[[str], object] | None = None
         self._inside = False
 
@@ -55,15 +65,82 @@ class RecordedStack(TierStack):
             "chunk_bytes": self.tiers[0].chunk_bytes,
             "policies": [names[type(tier.policy)] for tier in self.tiers],
             "limits": asdict(self.limits),
+            "terms": asdict(self.terms),
+            "quotas": asdict(self.retention.quotas),
         }
         write(_line(["stack", description]))
         self._write = write
 
-    def residence(self, key: ChunkKey, now_s: float) -> Level | None:
-        return self._noted("residence", super().residence, key=key, now_s=now_s)
+    def begin(self, request: RequestId, hints: Hints, prompt_tokens: int | None) -> None:
+        self._noted(
+            "begin", super().begin, request=request, hints=hints, prompt_tokens=prompt_tokens
+        )
 
-    def promote(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
-        self._noted("promote", super().promote, request=request, keys=keys, now_s=now_s)
+    def computed(
+        self,
+        pieces: Mapping[RequestId, tuple[int, int]],
+        others: int,
+        seconds: float | None,
+    ) -> None:
+        self._noted("computed", super().computed, pieces=pieces, others=others, seconds=seconds)
+
+    def preempted(self, request: RequestId) -> None:
+        self._noted("preempted", super().preempted, request=request)
+
+    def open_levels(self, request: RequestId) -> Levels | None:
+        return self._noted("open_levels", super().open_levels, request=request)
+
+    def set_gate(self, level: Level, gate: Gate) -> None:
+        self._noted("set_gate", super().set_gate, level=level, gate=gate)
+
+    def empty(self, level: Level) -> None:
+        self._noted("empty", super().empty, level=level)
+
+    def residence(self, key: ChunkKey, now_s: float, levels: Levels | None = None) -> Level | None:
+        return self._noted("residence", super().residence, key=key, now_s=now_s, levels=levels)
+
+    def pays(self, level: Level, request: RequestId, first_token: int, now_s: float) -> bool:
+        return self._noted(
+            "pays",
+            super().pays,
+            level=level,
+            request=request,
+            first_token=first_token,
+            now_s=now_s,
+        )
+
+    def promote(
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        now_s: float,
+        first_token: int = 0,
+        step: int | None = None,
+    ) -> None:
+        self._noted(
+            "promote",
+            super().promote,
+            request=request,
+            keys=keys,
+            now_s=now_s,
+            first_token=first_token,
+            step=step,
+        )
+
+    def look_ahead(
+        self, request: RequestId, keys: Sequence[ChunkKey], now_s: float, first_token: int = 0
+    ) -> None:
+        self._noted(
+            "look_ahead",
+            super().look_ahead,
+            request=request,
+            keys=keys,
+            now_s=now_s,
+            first_token=first_token,
+        )
+
+    def probe(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
+        self._noted("probe", super().probe, request=request, keys=keys, now_s=now_s)
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
         return self._noted("waiting", super().waiting, request=request, step=step, now_s=now_s)
@@ -72,10 +149,21 @@ class RecordedStack(TierStack):
         self._noted("settle", super().settle, now_s=now_s)
 
     def offload(
-        self, request: RequestId, keys: Sequence[ChunkKey], parent: ChunkKey | None, now_s: float
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        parent: ChunkKey | None,
+        now_s: float,
+        first_token: int = 0,
     ) -> list[Resident]:
         return self._noted(
-            "offload", super().offload, request=request, keys=keys, parent=parent, now_s=now_s
+            "offload",
+            super().offload,
+            request=request,
+            keys=keys,
+            parent=parent,
+            now_s=now_s,
+            first_token=first_token,
         )
 
     def stored(
@@ -83,11 +171,24 @@ class RecordedStack(TierStack):
     ) -> list[Resident]:
         return self._noted("stored", super().stored, request=request, keys=keys, now_s=now_s)
 
-    def load(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> list[Resident]:
-        return self._noted("load", super().load, request=request, keys=keys, now_s=now_s)
+    def load(
+        self,
+        request: RequestId,
+        keys: Sequence[ChunkKey],
+        now_s: float,
+        first_token: int = 0,
+    ) -> list[Resident]:
+        return self._noted(
+            "load",
+            super().load,
+            request=request,
+            keys=keys,
+            now_s=now_s,
+            first_token=first_token,
+        )
 
-    def loaded(self, request: RequestId) -> None:
-        self._noted("loaded", super().loaded, request=request)
+    def loaded(self, request: RequestId, now_s: float) -> None:
+        self._noted("loaded", super().loaded, request=request, now_s=now_s)
 
     def scheduled(self, request: RequestId) -> None:
         self._noted("scheduled", super().scheduled, request=request)
@@ -174,7 +275,11 @@ def _fresh_stack(description: dict[str, Any]) -> RecordedStack:
         Residents(slot_count, description["chunk_bytes"], EVICTION_POLICIES[name](slot_count))
         for slot_count, name in zip(counts, description["policies"], strict=True)
     ]
-    return RecordedStack(tiers, Limits(**description["limits"]))
+    terms = dict(description["terms"])
+    terms["seeds"] = tuple(map(tuple, terms["seeds"]))
+    quotas = dict(description["quotas"])
+    quotas["tenants"] = tuple(map(tuple, quotas["tenants"]))
+    return RecordedStack(tiers, Limits(**description["limits"]), Terms(**terms), Quotas(**quotas))
 
 
 def _line(items: Sequence[object]) -> str:
@@ -197,16 +302,50 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _plain_levels(levels: Levels | None) -> list[int] | None:
+    return None if levels is None else sorted(levels)
+
+
+def _plain_hints(hints: Hints) -> dict[str, Any]:
+    """What differs from no hints at all."""
+    plain = {name: value for name, value in asdict(hints).items() if value != _NO_HINTS[name]}
+    if "tiers" in plain:
+        plain["tiers"] = sorted(plain["tiers"])
+    return plain
+
+
+def _hints_of(plain: dict[str, Any]) -> Hints:
+    if not plain:
+        return NO_HINTS
+    given = dict(plain)
+    if "priority" in given:
+        given["priority"] = tuple(TokenRange(**each) for each in given["priority"])
+    if "tiers" in given:
+        given["tiers"] = frozenset(given["tiers"])
+    return Hints(**given)
+
+
+_NO_HINTS = asdict(NO_HINTS)
+
+
 _ENCODE: dict[str, Callable[[Any], object]] = {
     "entries": lambda entries: [[_hex(e.key), _hex(e.parent), e.slot] for e in entries],
+    "first_token": _same,
+    "gate": asdict,
+    "hints": _plain_hints,
     "hold": list,
     "key": _hex,
     "keys": _hexes,
     "level": _same,
+    "levels": _plain_levels,
     "now_s": _same,
+    "others": _same,
     "parent": _hex,
+    "pieces": lambda pieces: {name: list(piece) for name, piece in pieces.items()},
+    "prompt_tokens": _same,
     "request": _same,
     "results": lambda results: [[index, outcome.value] for index, outcome in results],
+    "seconds": _same,
     "slots": list,
     "step": _same,
     "transfer": _same,
@@ -215,14 +354,20 @@ _ENCODE: dict[str, Callable[[Any], object]] = {
 _DECODE: dict[str, Callable[[Any], object]] = {
     **_ENCODE,
     "entries": lambda plain: [Entry(ChunkKey(bytes.fromhex(k)), _key(p), s) for k, p, s in plain],
+    "gate": lambda plain: Gate(**plain),
+    "hints": _hints_of,
     "key": _key,
     "keys": lambda plain: [_key(each) for each in plain],
+    "levels": lambda plain: None if plain is None else frozenset(map(Level, plain)),
     "parent": _key,
+    "pieces": lambda plain: {name: tuple(piece) for name, piece in plain.items()},
     "results": lambda plain: [(index, Outcome(value)) for index, value in plain],
 }
 
 
 def _decision(result: object) -> object:
+    if isinstance(result, frozenset):
+        return sorted(result)
     return [_decided(each) for each in result] if isinstance(result, list) else result
 
 

@@ -164,7 +164,7 @@ class Replay:
             known += 1
             deferred = deferred or level != RAM
         if deferred:
-            self.stack.promote(asking.request, traced.keys[:known], self.now_s)
+            self.stack.promote(asking.request, traced.keys[:known], self.now_s, step=self._step)
             self._waiting.append(asking)
             self._end_step([])
         else:
@@ -189,7 +189,7 @@ class Replay:
             self._result.hit_tokens[level] += self.plan.tokens_per_chunk
         self.stack.load(asking.request, asking.keys[:hits], self.now_s)
         self._carry_out()
-        self.stack.loaded(asking.request)
+        self.stack.loaded(asking.request, self.now_s)
 
     def _compute(self, asking: _Asking, hits: int) -> None:
         """Compute and store what did not hit, and end."""

@@ -248,7 +248,7 @@ class StackPlayer:
     def _loaded(self, request: Request) -> None:
         for key, slot in request.loading:
             self.toy.engine_has_read(key, slot)
-        self.stack.loaded(request.id)
+        self.stack.loaded(request.id, self.now_s)
         request.computed = len(request.loading)
         request.loading = []
         request.being = Being.RUNNING

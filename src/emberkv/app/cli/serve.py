@@ -87,6 +87,13 @@ Sizes are explicit. A size that does not fit this machine is refused before anyt
     help=f"How long it may wait without any chunk arriving.  [default: {_DEFAULTS.max_stall_s:g}]",
 )
 @click.option(
+    "--max-slowdown",
+    type=click.FloatRange(1.0, 10.0),
+    metavar="FACTOR",
+    help="How much later than without emberkv a request may be served because it waited for its "
+    f"chunks.  [default: {_DEFAULTS.max_slowdown:g}]",
+)
+@click.option(
     "--request-log", type=DIRECTORY, metavar="FILE", help="Write a JSON line per request."
 )
 @click.option(

@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 
 from emberkv.config import Config
+from emberkv.core.economy import Terms
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Residents
+from emberkv.core.retention import Quotas
 from emberkv.core.stack import TierStack
-from emberkv.domain.types import DISK
+from emberkv.domain.types import DISK, TenantName
 from emberkv.engines.vllm.manager import EmberOffloadingManager
 from emberkv.live.driver import Driver
 from emberkv.live.manager import TierManager
@@ -26,7 +28,7 @@ def build_manager(
     *,
     tokens_per_chunk: int,
     clock: Callable[[], float],
-    make_stack: Callable[[Sequence[Residents], Limits], TierStack] = TierStack,
+    make_stack: Callable[[Sequence[Residents], Limits, Terms, Quotas], TierStack] = TierStack,
 ) -> EmberOffloadingManager:
     """The manager that vLLM calls, over a driver's tiers. `clock` gives monotonic seconds.
 
@@ -36,10 +38,21 @@ def build_manager(
     policy = EVICTION_POLICIES[settings.eviction_policy]
     chunk_bytes = driver.arena.geometry.chunk_bytes
     tiers = [Residents(count, chunk_bytes, policy(count)) for count in driver.slot_counts]
-    limits = Limits(max_wait_s=settings.max_wait_s, max_stall_s=settings.max_stall_s)
+    limits = Limits(
+        max_wait_s=settings.max_wait_s,
+        max_stall_s=settings.max_stall_s,
+        look_ahead_share=settings.look_ahead_share,
+    )
+    terms = Terms(tokens_per_chunk=tokens_per_chunk, max_slowdown=settings.max_slowdown)
+    quotas = Quotas(
+        pin_share=settings.pin_share,
+        raised_share=settings.raised_share,
+        offload_min_priority=settings.offload_min_priority,
+        tenants=tuple((TenantName(name), share) for name, share in settings.tenants),
+    )
     log = RequestLog(settings.request_log)
     manager = TierManager(
-        make_stack(tiers, limits),
+        make_stack(tiers, limits, terms, quotas),
         driver,
         clock,
         log.write,

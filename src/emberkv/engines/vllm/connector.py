@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
+from emberkv.domain.types import RequestId
 from emberkv.engines.vllm import compat
 from emberkv.engines.vllm.context import vllm_config_in_sight
 from emberkv.engines.vllm.manager import EmberOffloadingManager
@@ -19,6 +20,9 @@ from emberkv.live.manager import TierManager
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -40,21 +44,37 @@ class EmberConnector(OffloadingConnector):
                     "'EmberOffloadingSpec' and spec_module_path to 'emberkv.engines.vllm'"
                 )
             self._tiers = manager.tiers
+            self._hashes_per_chunk = compat.hashes_per_chunk(self.connector_scheduler)
 
     def on_new_request(self, request: Request, **more: Any) -> None:
         super().on_new_request(request, **more)
-        facts = None if self._tiers is None else self._tiers.facts(request.request_id)
-        if facts is not None:
-            facts.prompt_tokens = request.num_prompt_tokens
+        tiers = self._tiers
+        facts = None if tiers is None else tiers.facts(request.request_id)
+        if tiers is not None and facts is not None:
             facts.external_id = compat.external_id(request.request_id)
+            tiers.describe(
+                RequestId(request.request_id),
+                request.num_prompt_tokens,
+                lambda: compat.chunk_keys(request, self._hashes_per_chunk),
+            )
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int, **more: Any
     ) -> tuple[int | None, bool]:
-        facts = None if self._tiers is None else self._tiers.facts(request.request_id)
-        if facts is not None and not facts.preemptions:
-            facts.device_tokens = num_computed_tokens
+        if self._tiers is not None:
+            self._tiers.asks(RequestId(request.request_id), num_computed_tokens)
         return super().get_num_new_matched_tokens(request, num_computed_tokens, **more)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        meta = super().build_connector_meta(scheduler_output)
+        if self._tiers is not None:
+            self._tiers.step_begins(compat.step_work(scheduler_output, self._tiers.prompt_tokens))
+        return meta
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        if self._tiers is not None:  # asked for once at the end of every step
+            self._tiers.step_done()
+        return super().get_kv_connector_stats()
 
     def register_kv_caches(self, kv_caches: dict[str, Any], **more: Any) -> None:
         with vllm_config_in_sight(self._vllm_config):

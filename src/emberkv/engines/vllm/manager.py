@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import (
@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from emberkv.domain.hints import NO_HINTS, Hints, read_hints
 from emberkv.domain.types import DISK, RAM, ChunkKey, RequestId, Slot
 from emberkv.engines.vllm.metrics import stats_of
 from emberkv.engines.vllm.slots import ArenaSlots
@@ -58,12 +59,21 @@ class EmberOffloadingManager(OffloadingManager):
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
     def on_new_request(self, req_context: ReqContext, **_: Any) -> RequestOffloadingContext:
-        self.tiers.begin(RequestId(req_context.req_id))
+        self.tiers.begin(RequestId(req_context.req_id), self._hints(req_context))
         req_context.set_state(_Chain())
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext, **_: Any) -> None:
         self.tiers.finish(RequestId(req_context.req_id))
+
+    def _hints(self, req_context: ReqContext) -> Hints:
+        """What the request says of itself, in `kv_transfer_params: {"emberkv": {…}}`."""
+        params = req_context.kv_transfer_params
+        if not isinstance(params, Mapping) or "emberkv" not in params:
+            return NO_HINTS
+        read = read_hints(params["emberkv"])
+        self.tiers.unusable_hints(read.unusable)
+        return read.hints
 
     # ── look up and load ─────────────────────────────────────────────────────────────────────
 
@@ -121,7 +131,8 @@ class EmberOffloadingManager(OffloadingManager):
         admitted: list[tuple[ChunkKey, Slot]] = []
         if known or begins_at <= 0:  # never keep a chunk without knowing what it follows
             request = RequestId(req_context.req_id)
-            admitted = self.tiers.prepare_store(request, chunks, parent) or []
+            first = max(0, begins_at)
+            admitted = self.tiers.prepare_store(request, chunks, parent, first) or []
         self._extend(req_context, chunks)
         return PrepareStoreOutput(
             keys_to_store=[OffloadKey(key) for key, _ in admitted],

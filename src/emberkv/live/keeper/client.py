@@ -243,7 +243,8 @@ class KeeperClient:
         if not copy.left:
             del self._open[transfer]
         results = tuple(enumerate([OUTCOMES[code] for code in codes], first))
-        self._reports.append(CopyProgress(transfer, results, message.busy_s))
+        age_s = max(0.0, time.monotonic() - message.ended_s)
+        self._reports.append(CopyProgress(transfer, results, message.busy_s, age_s))
 
     def _found(self, message: FoundChunks) -> None:
         level = Level(message.level)

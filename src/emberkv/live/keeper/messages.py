@@ -148,12 +148,16 @@ class StatusRequest(Message, frozen=True, array_like=True, tag="status?"):
 
 
 class Progress(Message, frozen=True, array_like=True, tag="progress"):
-    """Chunks `first` … of a copy have ended, one code of `OUTCOMES` each."""
+    """Chunks `first` … of a copy have ended, one code of `OUTCOMES` each.
+
+    `ended_s` is when, on the clock that all processes of a machine share.
+    """
 
     transfer: int
     first: int
     codes: bytes
     busy_s: float
+    ended_s: float
 
 
 class FoundChunks(Message, frozen=True, array_like=True, tag="found"):

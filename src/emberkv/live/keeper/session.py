@@ -32,7 +32,7 @@ class Session:
     def progress(self, copy: Copy, first: int, outcomes: Sequence[Outcome], busy_s: float) -> None:
         """Say that chunks `first` … of a copy have ended, from any thread."""
         codes = bytes(OUTCOME_CODES[outcome] for outcome in outcomes)
-        self.send(Progress(copy.transfer, first, codes, busy_s))
+        self.send(Progress(copy.transfer, first, codes, busy_s, self._loop.now_s()))
 
     def begin(self, deliver: Callable[[bytes], None]) -> None:
         """The manager is there: hand over what was said, and what will be."""

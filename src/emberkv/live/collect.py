@@ -1,0 +1,57 @@
+"""The first look-up pass of a request: what is where, and what of it is worth asking for."""
+
+from __future__ import annotations
+
+from emberkv.core.counts import Event
+from emberkv.core.stack import TierStack
+from emberkv.domain.types import RAM, ChunkKey, Level, RequestId
+from emberkv.live.lookup import Lookup
+from emberkv.live.requests import RequestState
+from emberkv.observe.requests import MissReason
+
+
+def collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
+    """Answer for the next chunk of a chain, and remember the chain. O(1) for almost every chunk."""
+    level = stack.residence(key, now_s, state.levels)
+    if level is None or len(state.chain) == state.chunk_limit:
+        state.facts.miss_reason = _why_not(stack, state, key, level, now_s)
+        return Lookup.MISS
+    if not _pays(stack, state, key, level, now_s):
+        state.facts.miss_reason = MissReason.NOT_WORTH
+        return Lookup.MISS
+    state.chain.append(key)
+    if level == RAM:
+        return Lookup.HIT
+    if not state.deferred:
+        state.deferred = True
+        state.may_run = False
+    return Lookup.RETRY
+
+
+def _why_not(
+    stack: TierStack, state: RequestState, key: ChunkKey, level: Level | None, now_s: float
+) -> MissReason:
+    if level is not None:
+        return MissReason.HINT
+    if state.levels is None or stack.residence(key, now_s) is None:
+        return MissReason.NOT_STORED
+    return MissReason.TIER_SHUT if state.hints.tiers is None else MissReason.HINT
+
+
+def _pays(stack: TierStack, state: RequestState, key: ChunkKey, level: Level, now_s: float) -> bool:
+    """Whether to load could gain anything; asked once per pass for RAM and for what is below.
+
+    What does not pay is tried now and then, without anyone waiting.
+    """
+    if state.deferred if level != RAM else bool(state.chain):
+        return True
+    request = RequestId(state.facts.request)
+    first = state.first_token + len(state.chain) * stack.terms.tokens_per_chunk
+    if stack.pays(level, request, first, now_s):
+        return True
+    keys = [key] if state.keys is None else list(state.keys())
+    here = keys.index(key) if key in keys else 0
+    stack.journal.note(Event.NOT_WORTH_LOADING, level, keys[here:])
+    if level != RAM:
+        stack.probe(request, keys[here:], now_s)
+    return False
