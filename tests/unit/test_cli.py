@@ -35,7 +35,7 @@ from emberkv.tiers.slab import Slab
 from emberkv.tiers.slab_directory import SlabDirectory
 
 CHUNK_BYTES = 8192
-COMMANDS = ("serve", "doctor", "inspect", "verify", "purge")
+COMMANDS = ("serve", "doctor", "inspect", "verify", "purge", "selfcheck", "drill")
 
 
 @dataclass(frozen=True)
