@@ -12,10 +12,18 @@ from pathlib import Path
 import pytest
 
 from emberkv.app.asking import Ask, ask_each, served_model
-from emberkv.app.drilling.scene import DRILL_SPEC
 from emberkv.app.launch import ServeOptions
 from emberkv.app.own_server import OwnServer
-from emberkv.app.selfcheck import Finding, Prompt, Row, SelfCheck, Source, finding, prompt_of
+from emberkv.app.selfcheck import (
+    EAGER_SPEC,
+    Finding,
+    Prompt,
+    Row,
+    SelfCheck,
+    Source,
+    finding,
+    prompt_of,
+)
 from emberkv.drills.faults import MixUp, Operation
 from emberkv.drills.plan import (
     NOTHING,
@@ -37,6 +45,7 @@ FLAGS = (
     *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "64"),
 )
 RAM_BYTES = 8 << 20
+FAULTY_SPEC = ("EagerDrillSpec", "emberkv.drills.spec")
 FILLER_TOKENS = 1400
 FILLERS = 4
 """Enough of them to push everything out of RAM and of the device's blocks."""
@@ -103,7 +112,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     theirs.mkdir()
     model = make_random_model(directory / "model-0", layers=LAYERS, seed=0)
     other = make_random_model(directory / "model-1", layers=LAYERS, seed=1)
-    with OwnServer(options_for(other), theirs) as foreign:
+    with OwnServer(options_for(other), theirs, spec=EAGER_SPEC) as foreign:
         check = check_of(foreign)
         prompts = check.measure()
         assert all(row.agrees for row in check.cold_and_device(prompts))
@@ -115,7 +124,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     mine = directory / "mine"
     mine.mkdir()
     environment = {PLAN_VARIABLE: str(plan_path)}
-    with OwnServer(options_for(model), mine, spec=DRILL_SPEC, environment=environment) as server:
+    with OwnServer(options_for(model), mine, spec=FAULTY_SPEC, environment=environment) as server:
         yield Bench(server, plan_path)
     patch.undo()
 

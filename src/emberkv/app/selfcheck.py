@@ -33,6 +33,9 @@ from emberkv.app.own_server import OwnServer
 ANSWER_TOKENS: Final = 16
 LONG_CHUNKS: Final = 16
 LONG_TOKENS: Final = 512
+EAGER_SPEC: Final = ("EagerOffloadingSpec", "emberkv.engines.vllm.eager")
+"""Every answer shall come from its tier, also where computing it would be quicker."""
+
 FIRST_TOKEN_ID: Final = 100
 LAST_TOKEN_ID: Final = 1000
 """Every vocabulary has the ids in between."""

@@ -23,11 +23,10 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from emberkv.drills import keeper
 from emberkv.drills.faults import MixUp
 from emberkv.drills.plan import FollowedPlan, plan_path
+from emberkv.engines.vllm.eager import EagerOffloadingSpec
 from emberkv.engines.vllm.keeping import KeeperTerms
 from emberkv.engines.vllm.spec import EmberOffloadingSpec
 from emberkv.errors import ConfigError
-
-SPEC = ("DrillOffloadingSpec", "emberkv.drills.spec")
 
 
 class DrillOffloadingSpec(EmberOffloadingSpec):
@@ -52,6 +51,10 @@ class DrillOffloadingSpec(EmberOffloadingSpec):
         return MixingWorker(
             worker, kv_caches, self.blocks_per_chunk, FollowedPlan(plan_path(), 0.0)
         )
+
+
+class EagerDrillSpec(DrillOffloadingSpec, EagerOffloadingSpec):
+    """Faults for a self-check: it also loads what is quicker to compute."""
 
 
 class MixingWorker(OffloadingWorker):

@@ -71,7 +71,7 @@ command.params = [*server_parameters(without=("chunk_tokens",)), *command.params
 
 def _check(given: Mapping[str, Any]) -> list[Row]:
     from emberkv.app.own_server import OwnServer
-    from emberkv.app.selfcheck import SelfCheck, longest_prompt
+    from emberkv.app.selfcheck import EAGER_SPEC, SelfCheck, longest_prompt
     from emberkv.engines.vllm.command_line import Flags, Launch, is_cpu_build
 
     options = serve_options(given, without=("chunk_tokens",))
@@ -83,7 +83,7 @@ def _check(given: Mapping[str, Any]) -> list[Row]:
         chunk_tokens = layout.chunk_tokens or block_tokens * (layout.blocks_per_chunk or 1)
         longest = longest_prompt(layout.ram_bytes, engine.kv_bytes_per_token())
         with own_directory(layout.disk, "selfcheck") as directory:
-            server = OwnServer(layout, directory)
+            server = OwnServer(layout, directory, spec=EAGER_SPEC)
             check = SelfCheck(server, block_tokens, chunk_tokens, longest, _say)
             _say(f"chunks of {chunk_tokens} tokens: starting a server")
             rows += check.run()
