@@ -21,13 +21,18 @@ from emberkv.testing.models import make_random_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-PROMPT_TOKENS = 208
+PROMPT_TOKENS = 416
 REQUESTS = 12
 FLAGS = (
     *("--dtype", "float32", "--max-model-len", "512", "--enforce-eager"),
     *("--block-size", "32"),
 )
 LATE = ("waited longer", "still wait", "first tokens took")
+
+
+def _slow_enough_model(directory: Path) -> Path:
+    """A model whose prompts are worth loading from disk: computing them takes longer."""
+    return make_random_model(directory, hidden_size=192, layers=6, heads=6, kv_heads=2, head_dim=32)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     patch.setenv("EMBERKV_STRICT", "1")
     directory = tmp_path_factory.mktemp("drills")
     options = ServeOptions(
-        model=str(make_random_model(directory / "model")),
+        model=str(_slow_enough_model(directory / "model")),
         ram_bytes=64 << 20,
         disk=Path("replaced"),
         disk_bytes=64 << 20,
