@@ -18,7 +18,7 @@ from emberkv.app.launch import ServeOptions
 from emberkv.app.selfcheck import Finding, Source, finding, prompt_lengths
 from emberkv.app.selfcheck import Row as CheckRow
 from emberkv.engines.vllm.command_line import Flags, Launch
-from emberkv.errors import UsageError
+from emberkv.errors import UsageError, WorldError
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -96,6 +96,15 @@ def test_a_termination_ends_a_block_as_an_interrupt_does() -> None:
     with pytest.raises(KeyboardInterrupt):
         be_terminated()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_end_of_a_servers_log_is_shown_before_the_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(WorldError) as caught, ended_in_order():
+        raise WorldError("the server ended with 1\n── log\nout of memory")
+    assert str(caught.value) == "the server ended with 1"
+    assert capsys.readouterr().err == "── log\nout of memory\n"
 
 
 # ── what a check and a drill say ─────────────────────────────────────────────────────────────────

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from emberkv.app.cli.serve import command as serve
-from emberkv.errors import UsageError
+from emberkv.errors import UsageError, WorldError
 
 if TYPE_CHECKING:
     from emberkv.app.launch import ServeOptions
@@ -47,7 +48,10 @@ def own_directory(disk: Path | None, purpose: str) -> Iterator[Path]:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Make SIGTERM end a block as Ctrl-C does: what it has started is ended with it."""
+    """Make SIGTERM end a block as Ctrl-C does: what it has started is ended with it.
+
+    An error of a server brings the end of its log, which is printed before the error is one line.
+    """
 
     def end(*_: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -55,5 +59,11 @@ def ended_in_order() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except WorldError as error:
+        message, *log = str(error).splitlines()
+        if not log:
+            raise
+        print("\n".join(log), file=sys.stderr)
+        raise WorldError(message) from error
     finally:
         signal.signal(signal.SIGTERM, before)
