@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from emberkv.core.arrivals import Arrivals
+from emberkv.core.gates import Levels
 from emberkv.core.leases import Lease
 from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
 from emberkv.core.residents import Resident, Residents, State
-from emberkv.core.stack import Levels, TierStack
+from emberkv.core.stack import TierStack
 from emberkv.core.transfers import Transfers
 from emberkv.core.visits import Visit
 from emberkv.core.write_behind import WriteBehind

@@ -12,11 +12,12 @@ from typing import TypeVar
 
 from emberkv.core.check import check, require
 from emberkv.core.economy import Terms
+from emberkv.core.gates import Levels
 from emberkv.core.leases import Lease, Phase
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Resident, Residents, State
 from emberkv.core.retention import Quotas
-from emberkv.core.stack import Levels, TierStack
+from emberkv.core.stack import TierStack
 from emberkv.domain.types import (
     RAM,
     ChunkKey,

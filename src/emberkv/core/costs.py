@@ -136,7 +136,8 @@ class ReadCost:
     """When chunks will have come up from a tier: a first one's delay, then a steady pace.
 
     As long as one of the two is not known it counts as nothing: the tier gets its chance, and
-    every request has a budget for that (see `emberkv.core.economy`).
+    every request has a budget for that (see `emberkv.core.economy`). For the same reason a tier
+    that is quicker than before is believed at once, and one that is slower by and by.
     """
 
     def __init__(self) -> None:
@@ -145,6 +146,7 @@ class ReadCost:
         self._began_s = 0.0
         self._moved_s = 0.0
         self._first_due = False
+        self._came = 0
         self._first_s: float | None = None
         self._pace_s = 0.0
         self._pace_chunks = 0.0
@@ -158,6 +160,7 @@ class ReadCost:
         if not self.under_way:
             self._began_s = self._moved_s = now_s
             self._first_due = True
+            self._came = 0
         self.under_way += count
 
     def ended(self, count: int, came: int, at_s: float) -> None:
@@ -168,15 +171,18 @@ class ReadCost:
         self.last_end_s = max(self.last_end_s, at_s)
         if not came:
             return
+        self._came += came
+        since_s = max(0.0, at_s - self._began_s)
         if self._first_due:
             self._first_due = False
-            first_s = max(0.0, at_s - self._began_s)
-            old = self._first_s
-            self._first_s = first_s if old is None else old + _FRESH * (first_s - old)
+            old_s = since_s if self._first_s is None else self._first_s
+            self._first_s = min(since_s, old_s + _FRESH * (since_s - old_s))
         else:
             fade = 0.5 ** (came / _FADE_CHUNKS)
             self._pace_s = self._pace_s * fade + took_s
             self._pace_chunks = self._pace_chunks * fade + came
+        if self.chunk_s > since_s / self._came:  # no pace is slower than the average with delay
+            self._pace_s, self._pace_chunks = since_s, float(self._came)
 
     def dropped(self, count: int) -> None:
         """`count` chunks that were asked for will not be read after all."""

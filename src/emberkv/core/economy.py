@@ -7,7 +7,7 @@ from their tiers, less the copies to the device. Where nothing gains, nothing is
 **The wait.** A request waits only while it can still be served within `max_slowdown` times what it
 would have taken without us:
 
-    waited + what the engine computes now + recompute of what is missing
+    time since it asked + what the engine computes now + recompute of what is missing
         ≤ max_slowdown * (what was ahead of the request when it asked + recompute of all of it)
 
 Chunks that arrive make the left side smaller, so progress earns time. A tier that brings nothing
@@ -143,7 +143,7 @@ class Economy:
             wait_s = max(wait_s, cost.seconds(count, now_s))
         return saved_s - max(wait_s - computing_s, 0.0) - at * self.loads.chunk_s
 
-    def wait_is_spent(self, lease: Lease) -> bool:
+    def wait_is_spent(self, lease: Lease, now_s: float) -> bool:
         """Whether a lease's request would be served too late if it waited on."""
         if not self.compute.known:
             return False
@@ -151,8 +151,9 @@ class Economy:
         end = lease.first_token + lease.cut * size
         missing_s = self.compute.seconds(lease.first_token + lease.ready * size, end)
         all_s = self.compute.seconds(lease.first_token + lease.had * size, end)
-        now_s = lease.waited_s + self.backlog.computing_s() + missing_s
-        return now_s > self.terms.max_slowdown * (lease.ahead_s + all_s)
+        since_s = now_s - lease.opened_at_s
+        with_us_s = since_s + self.backlog.computing_s() + missing_s
+        return with_us_s > self.terms.max_slowdown * (lease.ahead_s + all_s)
 
     def probe_is_due(self, level: Level, now_s: float) -> bool:
         """Whether a tier from which nothing has come for a while should be tried; True once."""

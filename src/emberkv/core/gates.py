@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from emberkv.domain.types import RAM, Level, RequestId
 from emberkv.errors import UsageError
 
+Levels = frozenset[Level]
+"""The tiers that a request may load from."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:

@@ -52,6 +52,7 @@ class Promotions:
         if ahead is None or not ahead.ahead:
             self.close(lease.request)
             ahead = None
+        lease.opened_at_s = now_s
         self._leases[lease.request] = lease
         self._queue[lease.request] = lease
         self.settle(now_s)
@@ -66,10 +67,10 @@ class Promotions:
         taken = sum(each.pinned for each in self._leases.values() if each.ahead)
         budget = int(self._limits.look_ahead_share * ram.slot_count) - taken
         lease.worth = max(0, min(len(lease.keys), budget))
+        lease.ahead = True
         missing = self._survey(lease, now_s)
         if not missing or not self._has_room(missing):
             return
-        lease.ahead = True
         self._leases[lease.request] = lease
         self._plan(lease, now_s)
 
@@ -103,7 +104,7 @@ class Promotions:
             self._answer(lease)
             return False
         spent = lease.waited_s >= min(lease.max_wait_s, self._limits.max_wait_s)
-        spent = spent or self._economy.wait_is_spent(lease)
+        spent = spent or self._economy.wait_is_spent(lease, now_s)
         if spent or self._stalled(lease, now_s):
             lease.cut_reason = Cut.WAIT_SPENT
             promised = lease.cut

@@ -13,12 +13,13 @@ decisions: the simulator and the live driver run this one class.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 
 from emberkv.core.arrivals import Arrivals
 from emberkv.core.counts import Event, Journal
 from emberkv.core.economy import Economy, Terms
 from emberkv.core.evictions import Evictions
-from emberkv.core.gates import Gate, Gates
+from emberkv.core.gates import Gate, Gates, Levels
 from emberkv.core.leases import Cut, Lease
 from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
@@ -41,8 +42,6 @@ from emberkv.domain.types import (
 )
 from emberkv.errors import InvariantError
 from emberkv.policy.eviction.base import EvictionPolicy
-
-Levels = frozenset[Level]
 
 
 class TierStack:
@@ -442,9 +441,10 @@ class TierStack:
     def set_policy(self, level: Level, policy: EvictionPolicy) -> None:
         """Let another policy order a tier from now on; it begins with the old one's order."""
         tier = self.tiers[level]
-        visit = self.visits.fresh_id()
-        for key in list(tier.policy.victims()):
-            policy.insert([key], visit)
+        order = [tier.entries[key] for key in tier.policy.victims()]
+        for _, visit in groupby(order, key=lambda resident: resident.visit):
+            tail_first = [resident.key for resident in visit]
+            policy.insert(tail_first[::-1], self.visits.fresh_id())
         tier.policy = policy
 
     def unfence(self) -> None:
@@ -486,7 +486,7 @@ class TierStack:
             return Event.REFUSED_BY_HINT
         if not self.gates.stores(RAM):
             return Event.REFUSED_BY_GATE
-        if parent is not None and not self._anywhere(parent):
+        if parent is not None and not any(parent in tier.entries for tier in self.tiers):
             return Event.REFUSED_UNREACHABLE
         return None
 
@@ -495,6 +495,3 @@ class TierStack:
         size = self.terms.tokens_per_chunk
         run = [(key, first_token + n * size) for n, key in enumerate(keys)]
         self.retention.apply(visit.hints, run, size, now_s)
-
-    def _anywhere(self, key: ChunkKey) -> bool:
-        return any(key in tier.entries for tier in self.tiers)

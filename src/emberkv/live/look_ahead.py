@@ -35,5 +35,8 @@ class LookAhead:
         """Begin promotions for the first of those that the step has left waiting."""
         for request in list(self._fresh)[:PER_STEP]:
             state = self._fresh.pop(request)
-            if state.keys is not None:
-                self._stack.look_ahead(request, state.keys(), now_s)
+            tokens = state.facts.prompt_tokens
+            if state.keys is not None and tokens is not None:
+                # The engine always computes a prompt's last token itself.
+                loadable = (tokens - 1) // self._stack.terms.tokens_per_chunk
+                self._stack.look_ahead(request, state.keys()[:loadable], now_s)

@@ -19,11 +19,11 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from emberkv.core.economy import Terms
-from emberkv.core.gates import Gate
+from emberkv.core.gates import Gate, Levels
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Resident, Residents
 from emberkv.core.retention import Quotas
-from emberkv.core.stack import Levels, TierStack
+from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints, TokenRange
 from emberkv.domain.types import (
     ChunkKey,

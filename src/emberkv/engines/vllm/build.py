@@ -21,6 +21,9 @@ from emberkv.policy.eviction import EVICTION_POLICIES
 STRICT_VARIABLE = "EMBERKV_STRICT"
 """Set to 1, it makes defects of ours raise instead of turning the tiers off: for tests."""
 
+PROBE_BYTES = 16 << 20
+"""What a tier that is not loaded from is tried with: enough to tell its delay from its pace."""
+
 
 def build_manager(
     driver: Driver,
@@ -43,7 +46,11 @@ def build_manager(
         max_stall_s=settings.max_stall_s,
         look_ahead_share=settings.look_ahead_share,
     )
-    terms = Terms(tokens_per_chunk=tokens_per_chunk, max_slowdown=settings.max_slowdown)
+    terms = Terms(
+        tokens_per_chunk=tokens_per_chunk,
+        max_slowdown=settings.max_slowdown,
+        probe_chunks=min(max(PROBE_BYTES // chunk_bytes, 4), 256),
+    )
     quotas = Quotas(
         pin_share=settings.pin_share,
         raised_share=settings.raised_share,

@@ -65,16 +65,18 @@ class EmberConnector(OffloadingConnector):
             self._tiers.asks(RequestId(request.request_id), num_computed_tokens)
         return super().get_num_new_matched_tokens(request, num_computed_tokens, **more)
 
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        meta = super().build_connector_meta(scheduler_output)
+    def build_connector_meta(
+        self, scheduler_output: SchedulerOutput, **more: Any
+    ) -> KVConnectorMetadata:
+        meta = super().build_connector_meta(scheduler_output, **more)
         if self._tiers is not None:
             self._tiers.step_begins(compat.step_work(scheduler_output, self._tiers.prompt_tokens))
         return meta
 
-    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+    def get_kv_connector_stats(self, **more: Any) -> KVConnectorStats | None:
         if self._tiers is not None:  # asked for once at the end of every step
             self._tiers.step_done()
-        return super().get_kv_connector_stats()
+        return super().get_kv_connector_stats(**more)
 
     def register_kv_caches(self, kv_caches: dict[str, Any], **more: Any) -> None:
         with vllm_config_in_sight(self._vllm_config):
