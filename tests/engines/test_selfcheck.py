@@ -50,6 +50,8 @@ FILLER_TOKENS = 1400
 FILLERS = 4
 """Enough of them to push everything out of RAM and of the device's blocks."""
 
+DEVICE_FILLERS = 2
+
 
 def options_for(model: Path) -> ServeOptions:
     return ServeOptions(
@@ -86,7 +88,14 @@ class Bench:
 
     def push_out(self) -> None:
         """Leave nothing in RAM or on the device but fillers."""
-        for _ in range(FILLERS):
+        self._fill(FILLERS)
+
+    def overwrite_device(self) -> None:
+        """Leave no block of the device with bytes that may be wanted; RAM keeps what it has."""
+        self._fill(DEVICE_FILLERS)
+
+    def _fill(self, count: int) -> None:
+        for _ in range(count):
             self._asked += 1
             prompt = prompt_of(f"filler {self._asked}", FILLER_TOKENS)
             ask_each(self.server.url, self.model, [Ask(f"filler-{self._asked}", prompt, 1)])
@@ -151,7 +160,7 @@ def test_a_fault_between_disk_and_ram_is_caught(bench: Bench, mix_up: MixUp) -> 
 def test_a_fault_between_ram_and_device_is_caught(bench: Bench, mix_up: MixUp) -> None:
     bench.push_out()
     assert finding(bench.rows(Source.DISK)) is Finding.AGREES  # and all of it is in RAM now
-    bench.server.reset_device()
+    bench.overwrite_device()
     bench.plant(Plan(loads=mix_up))
     planted = bench.rows(Source.RAM)
     bench.plant(NOTHING)

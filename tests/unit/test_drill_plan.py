@@ -97,12 +97,11 @@ def read_mixed_up(mix_up: MixUp, parts: Parts, before: bytes = b"") -> bytes:
     """What comes back for chunk 1, of two that are stored."""
     storage = FaultyStorage(
         MemoryStorage(4, PAYLOAD_BYTES),
-        parts=parts,
         foreign=lambda key: payload_of(77, PAYLOAD_BYTES) if key == chunk_key(1) else None,
     )
     for number in (1, 2):
         put(storage, number, number)
-    storage.plan(Fault(Operation.READ, mix_up=mix_up))
+    storage.plan(Fault(Operation.READ, mix_up=mix_up, parts=parts))
     room = bytearray(before or PAYLOAD_BYTES)
     assert storage.read([record_for(1, 1)], [memoryview(room)]) == [Outcome.OK]
     return bytes(room)

@@ -36,6 +36,14 @@ class MixUp(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """How a payload is divided, for mixing it up: equal parts for ranks, of equal layers."""
+
+    ranks: int = 2
+    layers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """What goes wrong, for which chunks of which call.
 
@@ -43,7 +51,7 @@ class Fault:
     payload on its way instead: what was written is corrupt from then on, what is read only this
     time. `release` holds the whole call until the test sets it. `latency_s` is added to each call,
     and `bytes_per_s` is the most that all calls together move. `mix_up` makes a read that went
-    well deliver something else. `slots` None means all.
+    well deliver something else, of a payload divided into `parts`. `slots` None means all.
     """
 
     operation: Operation
@@ -54,17 +62,10 @@ class Fault:
     latency_s: float = 0.0
     bytes_per_s: float | None = None
     mix_up: MixUp | None = None
+    parts: Parts = Parts()
 
     def hits(self, operation: Operation, slot: Slot) -> bool:
         return operation is self.operation and (self.slots is None or slot in self.slots)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """How a payload is divided, for mixing it up: equal parts for ranks, of equal layers."""
-
-    ranks: int = 2
-    layers: int = 2
 
 
 class FaultyStorage:
@@ -78,13 +79,11 @@ class FaultyStorage:
         inner: SlotStorage,
         faults: Sequence[Fault] = (),
         *,
-        parts: Parts | None = None,
         foreign: Callable[[ChunkKey], bytes | None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._inner = inner
         self._faults = tuple(faults)
-        self._parts = parts or Parts()
         self._foreign = foreign
         self._sleep = sleep
         self._met = 0
@@ -139,7 +138,8 @@ class FaultyStorage:
         faults = self._faults
         self._hold(faults, Operation.READ, records)
         left, outcomes = self._refuse(faults, Operation.READ, records)
-        before = [bytes(payloads[at]) for at in left] if _mixes_up(faults) else []
+        mixes_up = any(fault.mix_up for fault in faults)
+        before = [bytes(payloads[at]) for at in left] if mixes_up else []
         done = self._inner.read([records[at] for at in left], [payloads[at] for at in left])
         for at, outcome in zip(left, done, strict=True):
             outcomes[at] = outcome
@@ -147,9 +147,9 @@ class FaultyStorage:
                 payloads[at].cast("B")[:] = _flipped(payloads[at])
                 outcomes[at] = Outcome.CORRUPT
         for at, old in zip(left, before, strict=False):
-            mix_up = _mix_up_of(faults, records[at].slot)
-            if outcomes[at] is OK and mix_up is not None:
-                payloads[at].cast("B")[:] = self._mixed_up(mix_up, records[at], payloads[at], old)
+            fault = _mixing_up(faults, records[at].slot)
+            if outcomes[at] is OK and fault is not None:
+                payloads[at].cast("B")[:] = self._mixed_up(fault, records[at], payloads[at], old)
         return outcomes
 
     def entries(self) -> Iterator[Entry]:
@@ -206,25 +206,27 @@ class FaultyStorage:
                 left.append(at)
         return left, outcomes
 
-    def _mixed_up(self, mix_up: MixUp, record: Record, payload: memoryview, old: bytes) -> bytes:
+    def _mixed_up(self, fault: Fault, record: Record, payload: memoryview, old: bytes) -> bytes:
         """What is delivered instead of a payload; `old` is what its room held before."""
         right = bytes(payload)
-        match mix_up:
+        match fault.mix_up:
             case MixUp.OTHER_CHUNK:
                 return self._another(record) or right
             case MixUp.STALE_GENERATION:
                 return old
             case MixUp.WRONG_RANK:
-                at = len(right) // self._parts.ranks
+                at = len(right) // fault.parts.ranks
                 return right[at:] + right[:at]
             case MixUp.SHIFTED_LAYER:
                 return b"".join(
-                    _rotated(part, len(part) // self._parts.layers)
-                    for part in _equal_parts(right, self._parts.ranks)
+                    _rotated(part, len(part) // fault.parts.layers)
+                    for part in _equal_parts(right, fault.parts.ranks)
                 )
             case MixUp.OTHER_NAMESPACE:
                 found = None if self._foreign is None else self._foreign(record.key)
                 return found or right
+            case None:
+                return right
 
     def _another(self, record: Record) -> bytes | None:
         """The payload of some other chunk of this storage, if it has one."""
@@ -236,13 +238,8 @@ class FaultyStorage:
         return None
 
 
-def _mixes_up(faults: Sequence[Fault]) -> bool:
-    return any(fault.mix_up for fault in faults)
-
-
-def _mix_up_of(faults: Sequence[Fault], slot: Slot) -> MixUp | None:
-    hits = (it.mix_up for it in faults if it.mix_up and it.hits(Operation.READ, slot))
-    return next(hits, None)
+def _mixing_up(faults: Sequence[Fault], slot: Slot) -> Fault | None:
+    return next((it for it in faults if it.mix_up and it.hits(Operation.READ, slot)), None)
 
 
 def _equal_parts(payload: bytes, count: int) -> list[bytes]:

@@ -30,7 +30,7 @@ def load() -> OpenStorage:
         plan = FollowedPlan(path).now()
         foreign = None if plan.foreign_slab is None else ForeignChunks(Path(plan.foreign_slab))
         slab = open_slab(settings, namespace, chunk_bytes)
-        storage = FaultyStorage(slab, parts=plan.parts, foreign=foreign)
+        storage = FaultyStorage(slab, foreign=foreign)
         threading.Thread(
             target=follow, args=(storage, path, lambda: False), name="faults", daemon=True
         ).start()

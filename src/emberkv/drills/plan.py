@@ -148,6 +148,7 @@ def faults_of(plan: Plan, release: threading.Event) -> list[Fault]:
             latency_s=planned.latency_s,
             bytes_per_s=planned.bytes_per_s,
             mix_up=planned.mix_up,
+            parts=plan.parts,
         )
         for planned in plan.faults
     ]

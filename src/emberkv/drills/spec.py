@@ -108,7 +108,8 @@ class MixingWorker(OffloadingWorker):
         last = max(len(loaded[0]) - self._blocks_per_chunk, 0)
         match mix_up:
             case MixUp.OTHER_CHUNK:
-                return [pages.roll(self._blocks_per_chunk, 0) for pages in loaded]
+                # The last one: the same chunks in another order are the same to attention.
+                return [torch.cat([pages[:last], pages[: len(pages) - last]]) for pages in loaded]
             case MixUp.STALE_GENERATION:
                 return [
                     torch.cat([pages[:last], old[last:]])
