@@ -32,7 +32,9 @@ LATE = ("waited longer", "still wait", "first tokens took")
 
 def _slow_enough_model(directory: Path) -> Path:
     """A model whose prompts are worth loading from disk: computing them takes longer."""
-    return make_random_model(directory, hidden_size=192, layers=6, heads=6, kv_heads=2, head_dim=32)
+    return make_random_model(
+        directory, hidden_size=384, layers=12, heads=6, kv_heads=2, head_dim=64
+    )
 
 
 @pytest.fixture(scope="module")

@@ -44,8 +44,7 @@ def followed(tmp_path: Path) -> Iterator[tuple[FaultyStorage, Callable[[Plan], N
     path = tmp_path / "plan.json"
     write_plan(path, plan.NOTHING)
     storage = FaultyStorage(MemoryStorage(4, PAYLOAD_BYTES))
-    stopped = threading.Event()
-    thread = threading.Thread(target=follow, args=(storage, path, stopped.is_set))
+    thread = threading.Thread(target=follow, args=(storage, path))
     thread.start()
 
     def change(new: Plan) -> None:
@@ -53,7 +52,7 @@ def followed(tmp_path: Path) -> Iterator[tuple[FaultyStorage, Callable[[Plan], N
         until(lambda: plan.is_followed(path), "the plan is followed")
 
     yield storage, change
-    stopped.set()
+    storage.close()
     thread.join()
 
 

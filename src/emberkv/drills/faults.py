@@ -88,6 +88,7 @@ class FaultyStorage:
         self._sleep = sleep
         self._met = 0
         self._held = 0
+        self.closed = False
         self._changed = threading.Condition()
         self._line = threading.Lock()
 
@@ -159,6 +160,7 @@ class FaultyStorage:
         self._inner.reset()
 
     def close(self) -> None:
+        self.closed = True
         self._inner.close()
 
     def _hold(

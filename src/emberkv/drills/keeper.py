@@ -31,9 +31,7 @@ def load() -> OpenStorage:
         foreign = None if plan.foreign_slab is None else ForeignChunks(Path(plan.foreign_slab))
         slab = open_slab(settings, namespace, chunk_bytes)
         storage = FaultyStorage(slab, foreign=foreign)
-        threading.Thread(
-            target=follow, args=(storage, path, lambda: False), name="faults", daemon=True
-        ).start()
+        threading.Thread(target=follow, args=(storage, path), name="faults", daemon=True).start()
         return storage
 
     return open_storage

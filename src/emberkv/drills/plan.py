@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -99,7 +99,8 @@ def _followed_path(path: Path) -> Path:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
+    # Another keeper, or this one's last storage, may write the same file at the same time.
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     partial.write_bytes(content)
     partial.rename(path)
 
@@ -154,13 +155,13 @@ def faults_of(plan: Plan, release: threading.Event) -> list[Fault]:
     ]
 
 
-def follow(storage: FaultyStorage, path: Path, stopped: Callable[[], bool]) -> None:
-    """Keep a storage's faults as the plan has them, and say what they met, until `stopped`."""
+def follow(storage: FaultyStorage, path: Path) -> None:
+    """Keep a storage's faults as the plan has them, and say what they met, until it is closed."""
     reader = FollowedPlan(path, 0.0)
     last = NOTHING
     release = threading.Event()
     said: Followed | None = None
-    while not stopped():
+    while not storage.closed:
         plan = reader.now()
         if plan != last:
             last, held, release = plan, release, threading.Event()

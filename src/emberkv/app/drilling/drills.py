@@ -11,12 +11,14 @@ that of the same requests without tiers.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from emberkv.app.drilling.load import Sample
 from emberkv.app.drilling.scene import Row, Scene, burst_of
+from emberkv.app.own_server import ServerError
 from emberkv.domain.types import Outcome
 from emberkv.drills.faults import Operation
 from emberkv.drills.plan import NOTHING, Plan, PlannedFault
@@ -69,6 +71,24 @@ class _Findings:
         return Row(drill, not self.against, "; ".join(parts), p99_ratio)
 
 
+def _baseline(scene: Scene, name: str) -> None:
+    """The load as it is before anything goes wrong; the tier must be of use to it.
+
+    Raises `ServerError` if it is not: nothing could be shown.
+    """
+    phase = f"{name}: baseline"
+    _phase(scene, phase)
+    tiers = ["disk"] if scene.has_disk else ["ram"]
+    if scene.wait_until_loaded(phase, tiers, RETURN_S) is None:
+        reasons = Counter(
+            str(scene.facts(each)["why_not_more"])
+            for each in scene.load.samples(phase)
+            if each.returns and each.answer is not None
+        )
+        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        raise ServerError(f"{tiers[0]} served nothing before anything went wrong: {said}")
+
+
 def _phase(scene: Scene, name: str) -> list[Sample]:
     """The load's next requests, as many as a phase has."""
     scene.load.enter(name)
@@ -92,7 +112,7 @@ def _storage_drill(
 ) -> tuple[_Findings, list[Sample]]:
     """Let the disk go wrong for a phase of the load, and recover; both phases are judged."""
     findings = _Findings()
-    _phase(scene, f"{name}: baseline")
+    _baseline(scene, name)
     met = scene.chunks_met()
     scene.suffer(Plan(tuple(faults)))
     samples = _phase(scene, f"{name}: fault")
@@ -109,7 +129,7 @@ def _storage_drill(
 def _cache_loss(scene: Scene, name: str) -> Row:
     """Everything kept is lost while the server is down."""
     findings = _Findings()
-    _phase(scene, f"{name}: baseline")
+    _baseline(scene, name)
     scene.lose_disk()
     samples = _phase(scene, f"{name}: fault")
     first = next(sample for sample in samples if sample.returns)
@@ -127,7 +147,7 @@ def _cache_loss(scene: Scene, name: str) -> Row:
 def _ram_emptied(scene: Scene, name: str) -> Row:
     """RAM is empty, the disk is not: prompts come back from there."""
     findings = _Findings()
-    _phase(scene, f"{name}: baseline")
+    _baseline(scene, name)
     scene.empty_ram()
     samples = _phase(scene, f"{name}: fault")
     from_disk = sum(scene.loaded(each, "disk") for each in samples if each.answer is not None)
@@ -162,7 +182,7 @@ def _slow_disk(scene: Scene, name: str) -> Row:
 def _hung_disk(scene: Scene, name: str) -> Row:
     """No call returns, for a phase of the load and some seconds at least."""
     findings = _Findings()
-    _phase(scene, f"{name}: baseline")
+    _baseline(scene, name)
     met = scene.chunks_met()
     scene.suffer(Plan(tuple(PlannedFault(each, hangs=True) for each in Operation)))
     began_s = time.monotonic()
@@ -194,7 +214,7 @@ def _io_errors(scene: Scene, name: str) -> Row:
 def _corrupted_slots(scene: Scene, name: str) -> Row:
     """A bit of every chunk on disk is flipped, in the files themselves."""
     findings = _Findings()
-    _phase(scene, f"{name}: baseline")
+    _baseline(scene, name)
     labels = {"kind": Outcome.CORRUPT.value, "source": "disk"}
     before = scene.count(_FAILURES, labels)
     assert scene.server.disk is not None
@@ -214,7 +234,7 @@ def _corrupted_slots(scene: Scene, name: str) -> Row:
 def _kill_and_restart(scene: Scene, name: str) -> Row:
     """SIGKILL in the middle of the load: what the kill cuts off is asked again."""
     findings = _Findings()
-    _phase(scene, f"{name}: baseline")
+    _baseline(scene, name)
     scene.load.enter(f"{name}: cut off")
     scene.load.wait_for(f"{name}: cut off", 1)
     scene.kill()
@@ -267,7 +287,7 @@ def _clock_step(scene: Scene, name: str) -> Row:
     """The scheduler's clock jumps an hour ahead under load, and back again."""
     assert scene.yardstick is not None
     findings = _Findings()
-    _phase(scene, f"{name}: baseline")
+    _baseline(scene, name)
     phase = f"{name}: fault"
     scene.load.enter(phase)
     for offset_s in (STEP_S, 0.0):
