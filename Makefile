@@ -1,6 +1,6 @@
 # The verbs of this project. Every one sets up the environment first (quick when it is there).
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check nightly bench clean
 .DEFAULT_GOAL := help
 
 bin := .venv/bin
@@ -11,6 +11,7 @@ help:
 	@echo "make demo    play the main job on a real model (KEEP=1 leaves the server up)"
 	@echo "make test    the whole test suite, real engine included (up to 40 minutes)"
 	@echo "make check   format, lint, types, imports and the quick tests (under 3 minutes)"
+	@echo "make nightly 1,000 kills of real writes and 5,000 examples a property (up to an hour)"
 	@echo "make bench   every benchmark, and a table of their figures (also in the README)"
 	@echo "make setup   only make the environment"
 	@echo "make clean   remove caches and build products (.venv stays)"
@@ -30,6 +31,12 @@ check: setup
 	$(bin)/mypy
 	$(bin)/lint-imports
 	$(bin)/python -m pytest -m "not engine" $(quick_tests)
+
+# A test has as long as it takes here: see EMBERKV_KILLS in CONTRIBUTING.md.
+nightly: setup
+	EMBERKV_KILLS=1000 HYPOTHESIS_PROFILE=nightly $(bin)/python -m pytest --timeout 3600 \
+		tests/properties tests/faults/test_kills.py tests/faults/test_bit_flips.py \
+		tests/faults/test_keeper_fuzz.py tests/unit/test_slab_format.py
 
 bench: setup
 	@$(bin)/python benchmarks/run.py

@@ -30,6 +30,7 @@ SCRIPTS = (
     "engine_returns",
     "engine_vs_native",
     "no_reuse",
+    "crash_kills",
 )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from emberkv.core.counts import Event
+from emberkv.core.guard import Cause
 from emberkv.domain.types import TIER_NAMES, Outcome
 from emberkv.observe.metrics import METRICS, Kind, Metric
 from emberkv.observe.requests import MissReason
@@ -21,6 +22,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "metrics.md"
 LABEL_VALUES = {
     "tier": TIER_NAMES,
     "event": tuple(event.value for event in Event),
+    "cause": tuple(cause.value for cause in Cause),
     "reason": tuple(reason.value for reason in MissReason),
     "kind": tuple(outcome.value for outcome in Outcome if outcome is not Outcome.OK),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from emberkv.live.control.address import RUNTIME_DIR_VARIABLE
 from emberkv.testing.models import prepare_smollm2
 
 ENGINE_TIMEOUT_S = 900
@@ -30,6 +32,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("engine") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(ENGINE_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Control sockets of tests lie apart from those of the user's servers."""
+    directory = tmp_path_factory.mktemp("runtime")
+    directory.chmod(0o700)
+    before = os.environ.get(RUNTIME_DIR_VARIABLE)
+    os.environ[RUNTIME_DIR_VARIABLE] = str(directory)
+    yield directory
+    if before is None:
+        del os.environ[RUNTIME_DIR_VARIABLE]
+    else:
+        os.environ[RUNTIME_DIR_VARIABLE] = before
 
 
 @pytest.fixture(scope="session")

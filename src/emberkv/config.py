@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeGuard
+from typing import Final
 
+from emberkv import config_guard
+from emberkv import config_values as values
+from emberkv.config_guard import GuardSettings
 from emberkv.errors import ConfigError
 
 EVICTION_POLICY_NAMES: Final = ("lru", "arc")
@@ -32,6 +33,9 @@ OWN_KEYS: Final = (
     "model_identity",
     "request_log",
     "on_busy_disk",
+    "control",
+    "baseline",
+    "guard",
 )
 TIER_KEYS: Final = ("type", "root_dir", "size_bytes", "n_read_threads", "n_write_threads")
 
@@ -86,12 +90,9 @@ class Config:
     model_identity: str | None = None
     request_log: Path | None = None
     on_busy_disk: str = "serve_without"
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """A hint naming the known word that looks most like a wrong one."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+    control: bool = True
+    baseline: Path | None = None
+    guard: GuardSettings | None = None
 
 
 def parse(extra_config: Mapping[str, object]) -> Config:
@@ -107,20 +108,25 @@ def parse(extra_config: Mapping[str, object]) -> Config:
     return Config(
         ram_bytes=ram_bytes,
         disk=_disk(extra_config.get("secondary_tiers"), ram_bytes),
-        eviction_policy=_choice(extra_config, "eviction_policy", EVICTION_POLICY_NAMES, "lru"),
+        eviction_policy=values.choice(
+            extra_config, "eviction_policy", EVICTION_POLICY_NAMES, "lru"
+        ),
         instance=_instance(extra_config),
-        keep_s=_seconds(extra_config, "keep_s", 600.0, minimum=0.0),
-        max_wait_s=_seconds(extra_config, "max_wait_s", 30.0, minimum=0.001),
-        max_stall_s=_seconds(extra_config, "max_stall_s", 1.0, minimum=0.001),
-        max_slowdown=_number(extra_config, "max_slowdown", 1.05, low=1.0, high=10.0),
-        look_ahead_share=_number(extra_config, "look_ahead_share", 0.25, low=0.0, high=0.5),
+        keep_s=values.seconds(extra_config, "keep_s", 600.0, minimum=0.0),
+        max_wait_s=values.seconds(extra_config, "max_wait_s", 30.0, minimum=0.001),
+        max_stall_s=values.seconds(extra_config, "max_stall_s", 1.0, minimum=0.001),
+        max_slowdown=values.number(extra_config, "max_slowdown", 1.05, low=1.0, high=10.0),
+        look_ahead_share=values.number(extra_config, "look_ahead_share", 0.25, low=0.0, high=0.5),
         offload_min_priority=_priority(extra_config, "offload_min_priority", 35),
-        pin_share=_number(extra_config, "pin_share", 0.25, low=0.0, high=0.9),
-        raised_share=_number(extra_config, "raised_share", 0.5, low=0.0, high=0.9),
+        pin_share=values.number(extra_config, "pin_share", 0.25, low=0.0, high=0.9),
+        raised_share=values.number(extra_config, "raised_share", 0.5, low=0.0, high=0.9),
         tenants=_tenants(extra_config.get("tenants")),
-        model_identity=_text(extra_config, "model_identity"),
-        request_log=_path(extra_config, "request_log"),
-        on_busy_disk=_choice(extra_config, "on_busy_disk", ON_BUSY_DISK, "serve_without"),
+        model_identity=values.text(extra_config, "model_identity"),
+        request_log=values.path(extra_config, "request_log"),
+        on_busy_disk=values.choice(extra_config, "on_busy_disk", ON_BUSY_DISK, "serve_without"),
+        control=values.flag(extra_config, "control", True),
+        baseline=values.path(extra_config, "baseline"),
+        guard=config_guard.parse(extra_config),
     )
 
 
@@ -128,7 +134,7 @@ def _check_key(key: str) -> None:
     if key in NATIVE_KEYS_NOT_HERE:
         raise ConfigError(f"{key} is not implemented: {NATIVE_KEYS_NOT_HERE[key]}")
     if key not in OWN_KEYS and key not in ENGINE_KEYS:
-        raise ConfigError(f"unknown key '{key}'{nearest(key, OWN_KEYS + ENGINE_KEYS)}")
+        raise ConfigError(f"unknown key '{key}'{values.nearest(key, OWN_KEYS + ENGINE_KEYS)}")
 
 
 def _disk(tiers: object, ram_bytes: int) -> DiskConfig | None:
@@ -147,10 +153,10 @@ def _disk(tiers: object, ram_bytes: int) -> DiskConfig | None:
     if kind in NATIVE_TIER_TYPES_NOT_HERE:
         raise ConfigError(f"a tier of type '{kind}' is not implemented; use 'fs'")
     if kind != "fs":
-        raise ConfigError(f"unknown tier type '{kind}'{nearest(str(kind), ('fs',))}")
+        raise ConfigError(f"unknown tier type '{kind}'{values.nearest(str(kind), ('fs',))}")
     for key in tier:
         if key not in TIER_KEYS:
-            raise ConfigError(f"unknown key '{key}' of a tier{nearest(str(key), TIER_KEYS)}")
+            raise ConfigError(f"unknown key '{key}' of a tier{values.nearest(str(key), TIER_KEYS)}")
     root_dir = tier.get("root_dir")
     if not isinstance(root_dir, str) or not root_dir or "\0" in root_dir:
         raise ConfigError("root_dir of a tier must name a directory")
@@ -164,12 +170,8 @@ def _disk(tiers: object, ram_bytes: int) -> DiskConfig | None:
     )
 
 
-def _is_finite(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 def _size(key: str, value: object) -> int:
-    if isinstance(value, bool) or not _is_finite(value) or value != int(value):
+    if not values.is_finite(value) or value != int(value):
         raise ConfigError(f"{key} must be a whole number of bytes, got {value!r}")
     if value <= 0:
         raise ConfigError(f"{key} must be greater than 0, got {value!r}")
@@ -180,22 +182,6 @@ def _count(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 256:
         raise ConfigError(f"{key} must be a whole number from 1 to 256, got {value!r}")
     return value
-
-
-def _seconds(config: Mapping[str, object], key: str, default: float, *, minimum: float) -> float:
-    value = config.get(key, default)
-    if isinstance(value, bool) or not _is_finite(value) or not value >= minimum:
-        raise ConfigError(f"{key} must be a number of seconds, {minimum:g} or more, got {value!r}")
-    return float(value)
-
-
-def _number(
-    config: Mapping[str, object], key: str, default: float, *, low: float, high: float
-) -> float:
-    value = config.get(key, default)
-    if isinstance(value, bool) or not _is_finite(value) or not low <= value <= high:
-        raise ConfigError(f"{key} must be a number from {low:g} to {high:g}, got {value!r}")
-    return float(value)
 
 
 def _priority(config: Mapping[str, object], key: str, default: int) -> int:
@@ -211,17 +197,12 @@ def _tenants(value: object) -> tuple[tuple[str, float], ...]:
         return ()
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise ConfigError(f"tenants must be an object of names and shares, got {value!r}")
-    shares = tuple((str(name), _number(value, str(name), 0.0, low=0.0, high=0.9)) for name in value)
+    shares = tuple(
+        (str(name), values.number(value, str(name), 0.0, low=0.0, high=0.9)) for name in value
+    )
     if sum(share for _, share in shares) > 0.9:
         raise ConfigError("tenants: the protected shares must not exceed 0.9 together")
     return shares
-
-
-def _text(config: Mapping[str, object], key: str) -> str | None:
-    value = config.get(key)
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigError(f"{key} must be a non-empty text, got {value!r}")
-    return value
 
 
 def require_instance(instance: str) -> None:
@@ -233,19 +214,7 @@ def require_instance(instance: str) -> None:
 
 
 def _instance(config: Mapping[str, object]) -> str | None:
-    value = _text(config, "instance")
+    value = values.text(config, "instance")
     if value is not None:
         require_instance(value)
     return value
-
-
-def _path(config: Mapping[str, object], key: str) -> Path | None:
-    value = _text(config, key)
-    return None if value is None else Path(value)
-
-
-def _choice(config: Mapping[str, object], key: str, known: Sequence[str], default: str) -> str:
-    value = config.get(key, default)
-    if value not in known:
-        raise ConfigError(f"{key} can't be {value!r}{nearest(str(value), known)}")
-    return str(value)

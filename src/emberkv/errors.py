@@ -5,7 +5,8 @@ EmberError
 │   └── ConfigError   a key or value of the configuration
 ├── WorldError        the world's fault: counted, degraded, never an engine crash
 │   ├── StorageError  a tier's device or files
-│   └── KeeperError   the keeper process can't be reached or refused
+│   ├── KeeperError   the keeper process can't be reached or refused
+│   └── ControlError  a running server can't be asked, or did not do as it was told
 └── InvariantError    ours: a rule of the core is broken; loud in tests, contained in production
 """
 
@@ -34,6 +35,10 @@ class StorageError(WorldError):
 
 class KeeperError(WorldError):
     """The keeper process can't be reached, or refused."""
+
+
+class ControlError(WorldError):
+    """A running server can't be reached or asked, or could not do what it was told."""
 
 
 class InvariantError(EmberError):

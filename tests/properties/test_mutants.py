@@ -151,14 +151,14 @@ def chunks_are_copied_down_when_room_is_needed(patch: Patch) -> None:
         request: RequestId,
         keys: Sequence[ChunkKey],
         parent: ChunkKey | None,
-        **when: float,
+        *when: float,
     ) -> list[Resident]:
         if len(self.tiers) > 1 and not self.tiers[RAM].free_count:
             for victim in list(self.tiers[RAM].entries.values()):
                 if victim.state is State.READY and victim.key not in keys:
                     visit = self.visits.of_resident(RequestId(""), victim)
-                    self.write_behind.write_run(visit, Level(1), [victim], when["now_s"])
-        return offload(self, request, keys, parent, **when)
+                    self.write_behind.write_run(visit, Level(1), [victim], when[0])
+        return offload(self, request, keys, parent, *when)
 
     patch.setattr(TierStack, "offload", cascade)
 

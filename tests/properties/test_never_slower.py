@@ -160,11 +160,19 @@ tiers = st.builds(
     disk=tiers,
     later=tiers,
     gaps=st.lists(st.floats(0.0, 2.0), min_size=1, max_size=10),
+    fresh=st.lists(
+        st.tuples(st.floats(0.0, 6.0), st.sampled_from([200, 700, 4000, 16000])), max_size=4
+    ),
     hang_s=st.floats(0.0, 5.0),
     curve=st.sampled_from(sorted(CURVES)),
 )
-def test_whatever_the_disk_does(
-    disk: ModelledDisk, later: ModelledDisk, gaps: list[float], hang_s: float, curve: str
+def test_whatever_the_disk_does(  # noqa: PLR0917
+    disk: ModelledDisk,
+    later: ModelledDisk,
+    gaps: list[float],
+    fresh: list[tuple[float, int]],
+    hang_s: float,
+    curve: str,
 ) -> None:
     texts = len(gaps)
     engine = stored_on_disk(CURVES[curve], disk, texts=texts, ram_slots=150)
@@ -175,4 +183,6 @@ def test_whatever_the_disk_does(
     for at, gap_s in enumerate(gaps):
         at_s += gap_s
         prompts.append(Prompt(f"again-{at}", at_s, LENGTH, text=f"t{at}"))
+    for at, (after_s, length) in enumerate(fresh):
+        prompts.append(Prompt(f"fresh-{at}", engine.now_s + 1.0 + after_s, length))
     nobody_is_late(engine, prompts)

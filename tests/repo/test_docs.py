@@ -13,6 +13,11 @@ import pytest
 
 from emberkv import config
 from emberkv.app.cli import serve
+from emberkv.core.gates import Gate
+from emberkv.core.guard import Cause, Evidence, GateChange, Signal
+from emberkv.core.guard.figures import more_than_chance
+from emberkv.core.guard.guard import CHANCE
+from emberkv.domain.types import Level
 from emberkv.engines.vllm import compat
 from emberkv.observe.metrics import METRICS
 from emberkv.observe.request_log import line_of
@@ -86,6 +91,28 @@ def test_every_reason_is_explained() -> None:
     page = (ROOT / "docs/howto/read-the-metrics.md").read_text(encoding="utf-8")
     reasons = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
     assert reasons == {reason.value for reason in MissReason}
+
+
+def test_the_page_on_the_guard_shows_rules_that_are_accepted_and_every_cause() -> None:
+    page = ROOT / "docs/howto/guard.md"
+    (rules,) = code_blocks(page, "json")
+    extra = {"cpu_bytes_to_use": 1 << 30, "baseline": "b.json", "guard": json.loads(rules)}
+    assert config.parse(extra).guard is not None
+    words = set(re.findall(r"^\| `(\w+)` [^\n]*\|", page.read_text("utf-8"), re.MULTILINE))
+    signals = {signal.value for signal in Signal}
+    assert words == {cause.value for cause in Cause} | signals
+
+
+def test_the_evidence_that_the_page_on_the_guard_shows_is_what_is_said() -> None:
+    page = (ROOT / "docs/howto/guard.md").read_text(encoding="utf-8")
+    evidence = Evidence(Signal.FIRST_TOKEN, 3.02, 1.0, 600, 600, 1.0)
+    change = GateChange(Level(1), Gate(0.0), Cause.BREACH, 0.0, 60.0, (evidence,))
+    assert f"\n{change.reason}\n" in page
+    fewest = {
+        count: next(over for over in range(count) if more_than_chance(over, count, CHANCE))
+        for count in (100, 1000)
+    }
+    assert f"{fewest[100]} of 100, or {fewest[1000]} of 1,000" in page
 
 
 def test_native_keys_have_their_line_in_the_page_on_moving() -> None:

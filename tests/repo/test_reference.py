@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from emberkv import config
+from emberkv import config, config_guard
 from emberkv.app.cli import serve
 from emberkv.config import Config, DiskConfig
+from emberkv.core.guard import GuardConfig, Return
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {"cpu_bytes_to_use": "ram_bytes", "secondary_tiers": "disk"}
@@ -39,6 +40,7 @@ def tables() -> dict[str, Rows]:
     [
         ("Keys of emberkv", config.OWN_KEYS),
         ("Keys of a disk tier", config.TIER_KEYS),
+        ("Keys of the guard", config_guard.GUARD_KEYS),
         ("Keys of the engine", config.ENGINE_KEYS),
         (
             "Keys of vLLM's tiering that are refused",
@@ -53,6 +55,8 @@ def test_every_key_has_its_row_and_every_row_its_key(section: str, keys: tuple[s
 def shown(value: object) -> str:
     if value is None or value == ():
         return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
@@ -63,6 +67,17 @@ def test_defaults_are_those_of_the_code() -> None:
             assert cells[2] == shown(getattr(defaults, FIELDS.get(key, key))), key
     for key, field in DISK_FIELDS.items():
         assert tables()["Keys of a disk tier"][key][2] == shown(getattr(disk, field))
+
+
+def test_defaults_of_the_guard_are_those_of_the_code() -> None:
+    rules = GuardConfig(budgets=())
+    for key, cells in tables()["Keys of the guard"].items():
+        if key == "budgets":
+            continue
+        value = getattr(rules, "returns" if key == "return" else key)
+        if isinstance(value, Return):
+            value = value.value
+        assert cells[2] == shown(list(value) if isinstance(value, tuple) else value), key
 
 
 @pytest.mark.parametrize(

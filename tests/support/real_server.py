@@ -13,13 +13,13 @@ import httpx
 
 from demo.measures import Page, Sources, engine_sources
 from demo.server import Server, find_keeper, free_port, kill_keeper
+from emberkv.app.launch import engine_command
 
 BLOCK_TOKENS = 32
 PROMPT_TOKENS = 1200
 DEVICE_BLOCKS = 64
 ANSWER_TOKENS = 8
 SERVE = Path(sys.executable).with_name("emberkv")
-VLLM = Path(sys.executable).with_name("vllm")
 
 
 def document(seed: int, tokens: int = PROMPT_TOKENS) -> list[int]:
@@ -58,6 +58,8 @@ class RealServer:
     instance: str
     entry: str = "serve"
     dtype: str = "float32"
+    ram: str = "256MiB"
+    disk_size: str = "512MiB"
     port: int = field(default_factory=free_port)
     asked: int = 0
 
@@ -77,8 +79,8 @@ class RealServer:
             *("--num-gpu-blocks-override", str(DEVICE_BLOCKS)),
         ]
         if self.entry == "plain":
-            return [str(VLLM), "serve", str(self.model), *flags]
-        tiers = ["--ram", "256MiB", "--disk", str(self.disk), "--disk-size", "512MiB"]
+            return engine_command(["serve", str(self.model), *flags])
+        tiers = ["--ram", self.ram, "--disk", str(self.disk), "--disk-size", self.disk_size]
         names = ["--instance", self.instance, "--request-log", str(self.request_log)]
         return [str(SERVE), "serve", str(self.model), *tiers, *names, "--", *flags]
 

@@ -27,7 +27,10 @@ from emberkv.testing.driver import InlineDriver
 from emberkv.tiers.base import SlotStorage
 
 STEP_S = 0.001
-"""What a step takes on the rig's clock."""
+"""What a step takes on the rig's clock, apart from computing."""
+
+COMPUTE_S = 0.0005
+"""What computing takes per token: so much that loading is always worth it."""
 
 BLOCK_TOKENS = 32
 BLOCK_BYTES = BLOCK_TOKENS * 2 * 8
@@ -186,6 +189,7 @@ def configure(setup: Setup, model_dir: Path, engine_id: str, ram_bytes: int) -> 
         "spec_module_path": module,
         "cpu_bytes_to_use": ram_bytes,
         "blocks_per_chunk": setup.blocks_per_chunk,
+        **({} if setup.entry == "native" else {"max_slowdown": 10.0}),
         **setup.extra,
     }
     (model_dir / "config.json").write_text(json.dumps(MODEL_CONFIG))

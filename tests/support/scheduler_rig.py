@@ -22,7 +22,7 @@ from typing import Any
 
 from fake_model import DeviceMemory, kv_cache_config
 from fake_worker import FakeWorker
-from rig_parts import BLOCK_TOKENS, PARTS, STEP_S, Parts, RigClock, Setup, configure
+from rig_parts import BLOCK_TOKENS, COMPUTE_S, PARTS, STEP_S, Parts, RigClock, Setup, configure
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -172,6 +172,7 @@ class Rig:
         """Let the worker carry out the first step in flight, and take its output."""
         scheduled = self._in_flight.popleft()
         executed = self.worker.execute(scheduled)
+        self.clock.now_s += COMPUTE_S * max(scheduled.num_scheduled_tokens.values(), default=0)
         if self.during is not None:  # what reaches the engine while the model runs
             self.during()
         taken = self.scheduler.update_from_output(scheduled, executed)

@@ -48,6 +48,7 @@ class ScriptedDriver:
         self.sealed: list[Slot] = []
         self.resets = 0
         self.reset_works = True
+        self.reset_is_owed = False
         self.fails: Exception | None = None
         self.closed: bool | None = None
 
@@ -66,6 +67,10 @@ class ScriptedDriver:
     def reset(self) -> bool:
         self.resets += 1
         return self.reset_works
+
+    def begin_reset(self) -> None:
+        self.resets += 1
+        self.reset_is_owed = True
 
     def close(self, *, clean: bool) -> None:
         self.closed = clean

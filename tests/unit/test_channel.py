@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from emberkv.live.keeper.channel import PROTOCOL, Channel
+from emberkv.live.keeper.channel import MAX_DESCRIPTORS, MAX_FRAME_BYTES, PROTOCOL, Channel
 
 Pair = tuple[Channel, Channel]
 
@@ -78,10 +78,32 @@ def test_sending_to_one_who_is_gone_closes(pair: Pair) -> None:
     assert here.unsent_bytes == 0
 
 
-@pytest.mark.parametrize("header", [(PROTOCOL + 1, 3), (PROTOCOL, (1 << 30) + 1)])
-def test_another_protocol_closes(pair: Pair, header: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [((PROTOCOL + 1, 3), "version"), ((PROTOCOL, MAX_FRAME_BYTES + 1), "of 67108865 bytes")],
+)
+def test_another_protocol_or_too_long_a_message_closes(
+    pair: Pair, header: tuple[int, int], fault: str
+) -> None:
     here, there = pair
     here.sock.send(struct.pack("<II", *header) + b"abc")
     assert there.receive() == []
     assert there.closed
-    assert "version" in there.fault
+    assert fault in there.fault
+
+
+def test_descriptors_that_nobody_takes_are_closed(pair: Pair) -> None:
+    here, there = pair
+    reader, writer = os.pipe()
+    for _ in range(MAX_DESCRIPTORS + 3):
+        here.send(b"take this", writer)
+        assert there.receive() == [b"take this"]
+    os.close(writer)
+    taken = [there.take_descriptor() for _ in range(MAX_DESCRIPTORS + 1)]
+    assert taken.count(None) == 1
+    for each in taken:
+        if each is not None:
+            assert not os.get_inheritable(each)
+            os.close(each)
+    assert os.read(reader, 1) == b""  # nobody holds the other end any more
+    os.close(reader)

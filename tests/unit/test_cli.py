@@ -35,7 +35,21 @@ from emberkv.tiers.slab import Slab
 from emberkv.tiers.slab_directory import SlabDirectory
 
 CHUNK_BYTES = 8192
-COMMANDS = ("serve", "doctor", "inspect", "verify", "purge", "selfcheck", "drill")
+COMMANDS = (
+    "serve",
+    "status",
+    "top",
+    "why",
+    "control",
+    "doctor",
+    "inspect",
+    "verify",
+    "purge",
+    "baseline",
+    "load",
+    "selfcheck",
+    "drill",
+)
 
 
 @dataclass(frozen=True)
@@ -421,7 +435,7 @@ def test_purge_leaves_a_slab_in_use_and_says_what_to_do(
     assert done.returncode == 1
     assert f"{namespace('float32').short}: removed" in done.stdout
     assert f"kept, in use by process {os.getpid()}" in done.stdout
-    assert "reset_external=true" in done.stdout
+    assert "emberkv control purge" in done.stdout
     assert slab_path(tier, "bfloat16").exists()
 
 

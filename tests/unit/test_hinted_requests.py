@@ -165,6 +165,6 @@ def test_unusable_hints_are_counted_and_named_once(caplog: object) -> None:
     engine = ModelledEngine(flat, ram_slots=8)
     assert engine.manager is not None
     for _ in range(3):
-        engine.manager.unusable_hints([("unknown", "colour")])
+        engine.manager.complaints.take([("unknown", "colour")])
     samples = {(metric.name, labels): value for metric, labels, value in engine.manager.samples()}
     assert samples["emberkv:hints_unusable", ("unknown",)] == 3

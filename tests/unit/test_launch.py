@@ -75,6 +75,44 @@ def test_every_option_becomes_a_key_that_the_configuration_reads(tmp_path: Path)
     assert (config.model_identity, config.request_log) == ("m 1", tmp_path / "requests.jsonl")
 
 
+def test_the_guards_rules_are_read_from_a_file(tmp_path: Path) -> None:
+    rules = {"budgets": {"ttft_p99": 2.0}, "window_s": 30}
+    path = tmp_path / "guard.json"
+    path.write_text(json.dumps(rules))
+    extra = ServeOptions(model="m", ram_bytes=GIB, guard=path).extra_config()
+    assert extra["guard"] == rules
+    found = configuration.parse(extra).guard
+    assert found is not None
+    assert found.rules.window_s == 30.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("{", "is no JSON"),
+        ("[]", "must be an object"),
+        ('{"budgets": {"ttft_p99": "1.05x"}}', "name one in baseline"),
+    ],
+)
+def test_rules_that_can_not_be_read_start_nothing(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    path = tmp_path / "guard.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        ServeOptions(model="m", ram_bytes=GIB, guard=path).extra_config()
+
+
+def test_a_baseline_that_can_not_be_read_starts_nothing(tmp_path: Path) -> None:
+    rules = tmp_path / "guard.json"
+    rules.write_text('{"budgets": {"ttft_p99": "1.05x"}}')
+    options = ServeOptions(model="m", ram_bytes=GIB, guard=rules, baseline=tmp_path / "none.json")
+    with pytest.raises(UsageError, match="can't read the baseline"):
+        options.extra_config()
+
+
 def test_paths_are_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     extra = ServeOptions(

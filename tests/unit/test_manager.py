@@ -254,6 +254,15 @@ def test_chunks_found_in_ram_are_hits_and_those_of_empty_headers_free() -> None:
     assert engine.manager.stack.tiers[RAM].free_count == RAM_SLOTS - 3
 
 
+def test_a_ram_tier_that_is_full_when_it_is_taken_over_serves() -> None:
+    engine = Engine(ready=False)
+    keys = chain("x", RAM_SLOTS)
+    engine.say(Populated(0, RAM_SLOTS), Found(RAM, entries_of(keys), last=False))
+    engine.say(Found(RAM, (), last=True), Found(DISK, (), last=True))
+    engine.manager.begin(A)
+    assert engine.ask(A, keys) == [HIT] * RAM_SLOTS
+
+
 def test_chunks_found_on_disk_are_promoted() -> None:
     engine = Engine(ready=False)
     keys = chain("x", 3)

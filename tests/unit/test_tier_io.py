@@ -212,6 +212,32 @@ def test_what_is_queued_can_be_cancelled_and_what_runs_goes_on(start: Callable[.
     assert rig.results(1) == {(again, 0): Outcome.OK}
 
 
+def test_a_write_taken_up_before_everything_is_cancelled_is_not_begun_after() -> None:
+    rig = Rig(read_threads=0, write_threads=0)  # the test is the thread
+    rig.fill([3])
+    rig.write([3])
+    taken_up = rig.io._writes.get_nowait()
+    rig.io.cancel(writes_too=True)
+    rig.storage.reset()
+    assert rig.io._write(taken_up) == [Outcome.SHED]
+    assert list(rig.storage.entries()) == []
+    rig.seals.stop()
+
+
+def test_a_reset_waits_for_the_writes_that_run(start: Callable[..., Rig]) -> None:
+    rig = start(write_threads=1)
+    rig.fill([3])
+    rig.storage.writes.clear()
+    rig.write([3])
+    assert rig.storage.inside.get(timeout=DEADLINE_S) == "write"
+    rig.io.cancel(writes_too=True)
+    done = threading.Event()
+    rig.io.when_written(done.set)
+    assert not done.is_set()
+    rig.storage.writes.set()
+    assert done.wait(DEADLINE_S)
+
+
 def test_a_hung_read_holds_its_slots_and_others_go_on(start: Callable[..., Rig]) -> None:
     rig = start(read_threads=1, write_threads=1, batch_bytes=CHUNK_BYTES)
     rig.storage.reads.clear()

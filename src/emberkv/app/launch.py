@@ -33,6 +33,7 @@ from emberkv.engines.vllm.command_line import (
 )
 from emberkv.errors import UsageError
 from emberkv.live.arena import ArenaGeometry
+from emberkv.live.guard import guard_rules
 from emberkv.tiers.format import SlabGeometry
 
 CONNECTOR = "EmberConnector"
@@ -62,6 +63,9 @@ class ServeOptions:
     instance: str | None = None
     model_identity: str | None = None
     on_busy_disk: str | None = None
+    no_control: bool = False
+    baseline: Path | None = None
+    guard: Path | None = None
     vllm_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -95,12 +99,25 @@ class ServeOptions:
             "instance": self.instance,
             "model_identity": self.model_identity,
             "on_busy_disk": self.on_busy_disk,
+            "control": False if self.no_control else None,
+            "baseline": None if self.baseline is None else str(self.baseline.absolute()),
+            "guard": None if self.guard is None else read_guard(self.guard),
             # Answers are part of the next turn's prompt.
             "offload_prompt_only": False,
         }
         given = {key: value for key, value in keys.items() if value is not None}
-        configuration.parse(given)
+        guard_rules(configuration.parse(given))
         return given
+
+
+def read_guard(path: Path) -> object:
+    """The guard's rules from a file of JSON. Raises `UsageError` if it can't be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"can't read the guard's rules {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON: {error}") from error
 
 
 def vllm_arguments(

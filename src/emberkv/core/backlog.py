@@ -1,23 +1,31 @@
 """The prompts that the engine has still to compute: what a request would wait for without us.
 
-arrived ─► waiting for a promotion ─► computing ─► its prompt is done
-      └──────────────────────────────────┘
+    arrived ─► parked: waiting for a promotion, or loading ─► computing ─► its prompt is done
+          └───────────────────────────────────────────────────┘
+
+A parked prompt has a deadline: when it would have been done without us, and a little more. Its
+slack is what is left until then, less what the engine computes now, less what is left of the
+prompt itself. It waits as long as it has slack. A request that came later would take the engine
+from it: it may begin only if the slack of everyone who came earlier covers its own prompt. Without
+us it would have come after them anyway.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from emberkv.core.costs import ComputeCost
 from emberkv.domain.types import RequestId
 
 
 class _Prompt:
-    __slots__ = ("computing", "done", "left_s", "tokens")
+    __slots__ = ("deadline_s", "done", "left_s", "tokens")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.done = 0
         self.left_s = 0.0
-        self.computing = False
+        self.deadline_s: float | None = None
 
 
 class Backlog:
@@ -27,6 +35,7 @@ class Backlog:
         self._compute = compute
         self._prompts: dict[RequestId, _Prompt] = {}
         self._computing: dict[RequestId, _Prompt] = {}
+        self._parked: dict[RequestId, _Prompt] = {}
 
     def arrive(self, request: RequestId, tokens: int) -> None:
         """A request with a prompt of `tokens` has come."""
@@ -49,8 +58,16 @@ class Backlog:
         if tokens >= prompt.tokens:
             self.ends(request)
 
+    def park(self, request: RequestId, deadline_s: float) -> None:
+        """A request waits for its chunks, and must have been computed by then."""
+        prompt = self._prompts.get(request)
+        if prompt is not None and request not in self._parked:
+            prompt.deadline_s = deadline_s
+            self._parked[request] = prompt
+
     def computes(self, request: RequestId) -> None:
         """The engine has taken the request up."""
+        self._parked.pop(request, None)
         prompt = self._prompts.get(request)
         if prompt is not None:
             self._computing[request] = prompt
@@ -64,8 +81,8 @@ class Backlog:
 
     def ends(self, request: RequestId) -> None:
         """The request's prompt is done, or nobody wants it any more."""
-        self._prompts.pop(request, None)
-        self._computing.pop(request, None)
+        for prompts in (self._prompts, self._parked, self._computing):
+            prompts.pop(request, None)
 
     def ahead_s(self, request: RequestId) -> float:
         """What was there before a request came, and is not done. O(prompts)."""
@@ -79,3 +96,30 @@ class Backlog:
     def computing_s(self) -> float:
         """What is left of the prompts that the engine computes now. O(those)."""
         return sum(prompt.left_s for prompt in self._computing.values())
+
+    def slack_s(self, request: RequestId, now_s: float) -> float:
+        """For how long a request can still wait; endless if it is not parked."""
+        prompt = self._parked.get(request)
+        if prompt is None or prompt.deadline_s is None:
+            return inf
+        return prompt.deadline_s - now_s - self.computing_s() - prompt.left_s
+
+    def may_begin(self, request: RequestId, has_tokens: int, now_s: float) -> bool:
+        """Whether a request can be computed now without making an earlier one late. O(prompts).
+
+        `has_tokens` of its prompt are there. Who is late already is not waited for.
+        """
+        mine = self._prompts.get(request)
+        if mine is None or not self._parked:
+            return True
+        left_s = self._compute.seconds(has_tokens, mine.tokens)
+        computing_s = self.computing_s()
+        for each, prompt in self._prompts.items():
+            if each == request:
+                break
+            if prompt.deadline_s is None or each not in self._parked:
+                continue
+            slack_s = prompt.deadline_s - now_s - computing_s - prompt.left_s
+            if 0.0 <= slack_s < left_s:
+                return False
+        return True

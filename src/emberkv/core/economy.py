@@ -11,7 +11,9 @@ would have taken without us:
         ≤ max_slowdown * (what was ahead of the request when it asked + recompute of all of it)
 
 Chunks that arrive make the left side smaller, so progress earns time. A tier that brings nothing
-costs `max_slowdown - 1` of that time, at any depth of queue, and no more.
+costs `max_slowdown - 1` of that time, at any depth of queue, and no more. So that this holds, who
+came later does not begin to be computed in the meantime if that would make an earlier one late, see
+`emberkv.core.backlog`.
 
 As long as the engine's speed is not known, everything is worth loading and only the plain limits
 bound the wait.
@@ -25,7 +27,7 @@ from dataclasses import dataclass
 from emberkv.core.backlog import Backlog
 from emberkv.core.costs import ComputeCost, LoadCost, Piece, ReadCost
 from emberkv.core.leases import Lease
-from emberkv.domain.types import RAM, Level, RequestId
+from emberkv.domain.types import RAM, TIER_NAMES, Level, RequestId
 from emberkv.errors import ConfigError
 
 Stretch = tuple[Level, int]
@@ -143,17 +145,32 @@ class Economy:
             wait_s = max(wait_s, cost.seconds(count, now_s))
         return saved_s - max(wait_s - computing_s, 0.0) - at * self.loads.chunk_s
 
+    def park(self, request: RequestId, first_token: int, had: int, end: int, now_s: float) -> None:
+        """A request will wait for chunks `had` … that end at token `end`, or load them from RAM."""
+        first = first_token + had * self.terms.tokens_per_chunk
+        tokens = self.backlog.tokens(request) or end
+        without_us_s = self.backlog.ahead_s(request) + self.compute.seconds(first, end)
+        rest_s = self.compute.seconds(end, tokens)
+        self.backlog.has(request, first)
+        self.backlog.park(request, now_s + self.terms.max_slowdown * without_us_s + rest_s)
+
     def wait_is_spent(self, lease: Lease, now_s: float) -> bool:
         """Whether a lease's request would be served too late if it waited on."""
         if not self.compute.known:
             return False
-        size = self.terms.tokens_per_chunk
-        end = lease.first_token + lease.cut * size
-        missing_s = self.compute.seconds(lease.first_token + lease.ready * size, end)
-        all_s = self.compute.seconds(lease.first_token + lease.had * size, end)
-        since_s = now_s - lease.opened_at_s
-        with_us_s = since_s + self.backlog.computing_s() + missing_s
-        return with_us_s > self.terms.max_slowdown * (lease.ahead_s + all_s)
+        ready = lease.first_token + lease.ready * self.terms.tokens_per_chunk
+        self.backlog.has(lease.request, ready)
+        return self.backlog.slack_s(lease.request, now_s) < 0.0
+
+    def facts(self) -> dict[str, object]:
+        """What is known of costs, in plain values."""
+        return {
+            "compute_s_per_1000_tokens": self.compute.facts(),
+            "load_chunk_s": round(self.loads.chunk_s, 9),
+            "reads": {
+                TIER_NAMES[level]: cost.facts() for level, cost in enumerate(self.reads) if level
+            },
+        }
 
     def probe_is_due(self, level: Level, now_s: float) -> bool:
         """Whether a tier from which nothing has come for a while should be tried; True once."""

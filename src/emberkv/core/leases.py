@@ -50,7 +50,6 @@ class Lease:
         "max_wait_s",
         "missing",
         "missing_as_of",
-        "opened_at_s",
         "origins",
         "phase",
         "pinned",
@@ -88,7 +87,6 @@ class Lease:
         self.had = 0
         self.worth = len(keys)
         self.ahead_s = 0.0
-        self.opened_at_s = 0.0
         self.ahead = False
 
     def asked(self, step: int, now_s: float) -> None:

@@ -37,7 +37,6 @@ class Promotions:
     ) -> None:
         self._tiers = transfers.tiers
         self._transfers = transfers
-        self._limits = transfers.limits
         self._journal = journal
         self._evictions = evictions
         self._retention = retention
@@ -52,7 +51,6 @@ class Promotions:
         if ahead is None or not ahead.ahead:
             self.close(lease.request)
             ahead = None
-        lease.opened_at_s = now_s
         self._leases[lease.request] = lease
         self._queue[lease.request] = lease
         self.settle(now_s)
@@ -65,7 +63,7 @@ class Promotions:
             return
         ram = self._tiers[RAM]
         taken = sum(each.pinned for each in self._leases.values() if each.ahead)
-        budget = int(self._limits.look_ahead_share * ram.slot_count) - taken
+        budget = int(self._transfers.limits.look_ahead_share * ram.slot_count) - taken
         lease.worth = max(0, min(len(lease.keys), budget))
         lease.ahead = True
         missing = self._survey(lease, now_s)
@@ -103,7 +101,7 @@ class Promotions:
         if lease.phase is Phase.PLANNED and lease.ready >= lease.cut:
             self._answer(lease)
             return False
-        spent = lease.waited_s >= min(lease.max_wait_s, self._limits.max_wait_s)
+        spent = lease.waited_s >= min(lease.max_wait_s, self._transfers.limits.max_wait_s)
         spent = spent or self._economy.wait_is_spent(lease, now_s)
         if spent or self._stalled(lease, now_s):
             lease.cut_reason = Cut.WAIT_SPENT
@@ -194,7 +192,7 @@ class Promotions:
     def _has_room(self, missing: int) -> bool:
         ram = self._tiers[RAM]
         under_way = self._transfers.under_way(RAM)
-        if under_way and under_way + missing > self._limits.promotion_chunks:
+        if under_way and under_way + missing > self._transfers.limits.promotion_chunks:
             return False
         room = ram.slot_count - ram.pinned_count - len(ram.held)
         # Half of RAM is worth starting with: a chain longer than RAM must not wait for silence.
@@ -206,7 +204,7 @@ class Promotions:
         `_fits` has just counted what the lease misses.
         """
         ram = self._tiers[RAM]
-        allowed = max(0, self._limits.promotion_chunks - self._transfers.under_way(RAM))
+        allowed = max(0, self._transfers.limits.promotion_chunks - self._transfers.under_way(RAM))
         entries = ram.entries
         there = [entries[key] for key in lease.keys if key in entries]
         ram.pin_run(there)  # before making room, so that the chain does not evict itself
@@ -249,7 +247,8 @@ class Promotions:
         Nobody waits for them. They serve whoever comes next.
         """
         ram = self._tiers[RAM]
-        most = self._economy.terms.probe_chunks
+        room = self._transfers.limits.promotion_chunks - self._transfers.under_way(RAM)
+        most = max(0, min(self._economy.terms.probe_chunks, room))
         if ram.free_count < most and ram.pinned_count > ram.slot_count // 2:
             return
         run: list[tuple[Level, Resident]] = []

@@ -233,6 +233,13 @@ class Residents:
             if rank > DEFAULT_PRIORITY:
                 yield from list(ranked[rank])
 
+    def evict_all(self) -> list[Resident]:
+        """Evict all that may leave, whosever share it is; returns who left."""
+        protected, self.protected = self.protected, {}
+        leaving = self.make_room(self.slot_count, None)
+        self.protected = protected
+        return leaving
+
     def give_up(self, resident: Resident) -> bool:
         """Evict one chunk, if it may leave."""
         if resident.pins or resident.priority == PINNED or resident.key in self.children:

@@ -39,17 +39,14 @@ from emberkv.domain.types import (
     RequestId,
     Slot,
     TransferId,
+    VisitId,
 )
 from emberkv.errors import InvariantError
 from emberkv.policy.eviction.base import EvictionPolicy
 
 
 class TierStack:
-    """RAM (level 0) and the tiers below it.
-
-    `tiers[0]` is the only one the engine touches; it is offered to the engine, written by it, and
-    everything below is staged through it.
-    """
+    """RAM, the only tier that the engine touches, and the tiers below, staged through it."""
 
     def __init__(
         self,
@@ -87,6 +84,7 @@ class TierStack:
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
         self._ended: set[RequestId] = set()
         self._fenced: list[Slot] = []
+        self._probes: list[tuple[VisitId, Sequence[ChunkKey], Levels | None]] = []
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
@@ -160,9 +158,8 @@ class TierStack:
             if resident.state is READY:
                 return RAM
             origin = self.transfers.origin(key)
-            if origin is None or self.transfers.stalled(origin, now_s):
-                return None
-            return origin
+            hopeless = origin is None or self.transfers.stalled(origin, now_s)
+            return None if hopeless or (levels is not None and origin not in levels) else origin
         for level in range(1, len(self.tiers)):
             if levels is not None and level not in levels:
                 continue
@@ -180,6 +177,10 @@ class TierStack:
         chunks = max(1, (tokens - first_token) // self.terms.tokens_per_chunk)
         ahead_s = self.economy.backlog.ahead_s(request)
         return self.economy.cut([(level, chunks)], first_token, ahead_s, now_s) > 0
+
+    def may_begin(self, request: RequestId, has_tokens: int, now_s: float) -> bool:
+        """Whether a request can be computed now without making an earlier one late."""
+        return self.economy.backlog.may_begin(request, has_tokens, now_s)
 
     def promote(
         self,
@@ -202,6 +203,8 @@ class TierStack:
         lease.had = next((n for n, key in enumerate(keys) if not ram.ready(key)), len(keys))
         if step is not None:
             lease.asked_step, lease.asked_at_s = step, now_s
+        end = first_token + len(keys) * self.terms.tokens_per_chunk
+        self.economy.park(request, first_token, lease.had, end, now_s)
         self.promotions.open(lease, now_s)
 
     def look_ahead(
@@ -219,9 +222,8 @@ class TierStack:
             self.promotions.look_ahead(lease, now_s)
 
     def probe(self, request: RequestId, keys: Sequence[ChunkKey], now_s: float) -> None:
-        """A request did not load these since its tier is too slow: try now and then if it is."""
-        visit = self.visits.of(request)
-        self.promotions.probe(keys, visit.id, self.open_levels(request), now_s)
+        """A request did not load these from a tier that is too slow: `settle` may try if it is."""
+        self._probes.append((self.visits.of(request).id, keys, self.open_levels(request)))
 
     def waiting(self, request: RequestId, step: int, now_s: float) -> bool:
         """Whether a request's promotion is worth another step of waiting.
@@ -245,6 +247,9 @@ class TierStack:
         """What is due once per step: promotions whose turn has come, chunks to pass on, ends."""
         self.retention.expire(now_s)
         self.promotions.settle(now_s)
+        for visit, keys, levels in self._probes:
+            self.promotions.probe(keys, visit, levels, now_s)
+        self._probes.clear()
         self.write_behind.settle(now_s)
 
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
@@ -348,6 +353,7 @@ class TierStack:
             resident.unused = False
         self._loads[request] = list(found), now_s
         end = first_token + len(keys) * self.terms.tokens_per_chunk
+        self.economy.park(request, first_token, 0, end, now_s)
         self.economy.backlog.has(request, end)
         self._keep(visit, keys, first_token, now_s)
         self.write_behind.offer(visit, keys, now_s)
@@ -382,8 +388,7 @@ class TierStack:
     def reset(self) -> None:
         """Forget everything in every tier.
 
-        Slots that the engine's workers or a driver may still touch are not given out again before
-        those copies are done: see `unfence` and `done`.
+        Slots that are still touched are not given out before that is over: see `unfence`, `done`.
         """
         self.promotions.clear()
         touched = self.transfers.abandon()
@@ -401,6 +406,7 @@ class TierStack:
         self._loads.clear()
         self._stores.clear()
         self._ended.clear()
+        self._probes.clear()
         self.visits.clear()
 
     def hold(self, level: Level, slots: Sequence[Slot]) -> None:
@@ -428,15 +434,11 @@ class TierStack:
 
     def empty(self, level: Level) -> None:
         """Evict all that may leave of a tier."""
-        tier = self.tiers[level]
-        self._evictions.left(level, tier.make_room(tier.slot_count, None))
+        self._evictions.left(level, self.tiers[level].evict_all())
 
     def set_gate(self, level: Level, gate: Gate) -> None:
         """Open or shut a tier, for requests that ask from now on and chunks offered from now on."""
         self.gates.set(level, gate)
-
-    def gate(self, level: Level) -> Gate:
-        return self.gates[level]
 
     def set_policy(self, level: Level, policy: EvictionPolicy) -> None:
         """Let another policy order a tier from now on; it begins with the old one's order."""
@@ -454,7 +456,7 @@ class TierStack:
 
     def loads_under_way(self) -> Mapping[RequestId, Collection[ChunkKey]]:
         """For checks: what the engine is reading, per request."""
-        return {request: [r.key for r in loading] for request, (loading, _) in self._loads.items()}
+        return {request: [r.key for r in run] for request, (run, _) in self._loads.items()}
 
     def pending_stores(self) -> Mapping[RequestId, Collection[ChunkKey]]:
         """For checks: what the engine is writing, per request."""

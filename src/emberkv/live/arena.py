@@ -6,10 +6,12 @@
     └──────────────────────────────┴─────────────────────────────────────────┘
       key, parent, state,            payload: rank 0's part, rank 1's part, …
       generation, tick  ← manager       written by the workers (store) and
-      checksum, sealed  ← keeper        by the keeper (promotion)
+      checksum, sealed,                 by the keeper (promotion)
+      identity          ← keeper
 
 A row is worth reading only while its header says READY. `checksum` is valid for the generation in
 `sealed`; a restarted engine may take a slot over only if both agree and the row still matches.
+`identity` is the checksum of what the header names and seals, so that a damaged key is no other's.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ HEADER: Final = np.dtype(
         ("tick", "<u8"),
         ("checksum", "<u8"),
         ("sealed", "<u8"),
-        ("spare", "<u1", (8,)),
+        ("identity", "<u8"),
     ]
 )
 assert HEADER.itemsize == 128
@@ -136,7 +138,7 @@ class Arena:
         self, slots: Sequence[Slot], keys: Sequence[ChunkKey], parents: Sequence[ChunkKey | None]
     ) -> None:
         """Name what will be written into slots; their old content is gone."""
-        at = np.asarray(slots, dtype=np.int64)
+        at = _indices(slots)
         headers = self.headers
         headers["state"][at] = WRITING
         headers["generation"][at] += 1
@@ -147,19 +149,17 @@ class Arena:
 
     def mark_ready(self, slots: Sequence[Slot], tick: int) -> None:
         """Say that the bytes named by `mark_writing` are all there."""
-        at = np.asarray(slots, dtype=np.int64)
+        at = _indices(slots)
         self.headers["tick"][at] = tick + np.arange(len(slots), dtype=np.uint64)
         self.headers["state"][at] = READY
 
     def mark_used(self, slots: Sequence[Slot], tick: int) -> None:
         """Remember a use, for the order of eviction after a takeover."""
-        self.headers["tick"][np.asarray(slots, dtype=np.int64)] = tick + np.arange(
-            len(slots), dtype=np.uint64
-        )
+        self.headers["tick"][_indices(slots)] = tick + np.arange(len(slots), dtype=np.uint64)
 
     def mark_free(self, slots: Sequence[Slot]) -> None:
         """Say that slots hold nothing."""
-        self.headers["state"][np.asarray(slots, dtype=np.int64)] = FREE
+        self.headers["state"][_indices(slots)] = FREE
 
     def entry(self, slot: Slot) -> Entry:
         """What a header names."""
@@ -179,6 +179,10 @@ class Arena:
         self._view.release()
         self._map.close()
         os.close(self.fd)
+
+
+def _indices(slots: Sequence[Slot]) -> npt.NDArray[np.int64]:
+    return np.asarray(slots, dtype=np.int64)  # also where there are none
 
 
 def _padded(keys: Sequence[bytes]) -> npt.NDArray[np.uint8]:

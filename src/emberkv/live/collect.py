@@ -11,15 +11,49 @@ from emberkv.observe.requests import MissReason
 
 
 def collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
-    """Answer for the next chunk of a chain, and remember the chain. O(1) for almost every chunk."""
+    """Answer for the next chunk of a chain, and remember the chain. O(1) for almost every chunk.
+
+    A chain that ends here is of a request that would be computed now. If that would make one late
+    that came before it, it is held: asked again next step.
+    """
+    if state.held:
+        return Lookup.MISS
+    answer = _collect(stack, state, key, now_s)
+    if answer is Lookup.MISS and not state.deferred:
+        return _end(stack, state, len(state.chain), now_s)
+    return answer
+
+
+def settled(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
+    """Answer for the next chunk of a chain that has been waited for: what is ready, or held too."""
+    if state.held:
+        return Lookup.MISS
+    if stack.tiers[RAM].ready(key):
+        state.index += 1
+        return Lookup.HIT
+    return _end(stack, state, state.index, now_s)
+
+
+def _end(stack: TierStack, state: RequestState, hits: int, now_s: float) -> Lookup:
+    """The chain ends after `hits` chunks: MISS, or RETRY for a request that is held."""
+    has_tokens = state.first_token + hits * stack.terms.tokens_per_chunk
+    if stack.may_begin(RequestId(state.facts.request), has_tokens, now_s):
+        return Lookup.MISS
+    state.held = True
+    return Lookup.RETRY
+
+
+def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
     level = stack.residence(key, now_s, state.levels)
     if level is None or len(state.chain) == state.chunk_limit:
+        state.trail.stopped = key
         state.facts.miss_reason = _why_not(stack, state, key, level, now_s)
         return Lookup.MISS
     if not _pays(stack, state, key, level, now_s):
         state.facts.miss_reason = MissReason.NOT_WORTH
         return Lookup.MISS
     state.chain.append(key)
+    state.trail.found.append(level)
     if level == RAM:
         return Lookup.HIT
     if not state.deferred:

@@ -94,6 +94,15 @@ class Driver(Protocol):
         """
         ...
 
+    def begin_reset(self) -> None:
+        """Begin what `reset` does and return; `reset_is_owed` until `poll` has heard of its end."""
+        ...
+
+    @property
+    def reset_is_owed(self) -> bool:
+        """Whether some tier's reset has not become durable."""
+        ...
+
     def close(self, *, clean: bool) -> None:
         """Let go; a clean close ends what outlives a crash."""
         ...

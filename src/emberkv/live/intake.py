@@ -76,7 +76,7 @@ class Intake:
     def _down(self, report: TierDown, now_s: float) -> None:
         """Empty a tier and hold all of it; every copy that touches it has been reported."""
         logger.error("tier %d is off: %s", report.level, report.reason)
-        self._tally.tier_up(report.level, up=False)
+        self._tally.tier_up(report.level, up=False, reason=report.reason)
         tier = self._stack.tiers[report.level]
         unnamed = self._unnamed[report.level]
         rest = [Slot(slot) for slot in range(tier.slot_count) if Slot(slot) not in unnamed]

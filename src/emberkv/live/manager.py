@@ -15,59 +15,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
 
-from emberkv.core.residents import Resident
+from emberkv.core.guard import Guard
 from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints
-from emberkv.domain.types import RAM, ChunkKey, Copy, Drop, Level, RequestId, Slot
-from emberkv.live.collect import collect
+from emberkv.domain.types import RAM, ChunkKey, Level, RequestId, Slot
+from emberkv.live.carrier import Carrier
+from emberkv.live.collect import collect, settled
+from emberkv.live.complaints import Complaints
+from emberkv.live.control.turns import Turns, contained, exclusive
 from emberkv.live.driver import Driver
-from emberkv.live.intake import Intake
+from emberkv.live.fates import Fates
 from emberkv.live.look_ahead import LookAhead
 from emberkv.live.lookup import Lookup
+from emberkv.live.recent import Recent
 from emberkv.live.requests import Answering, RequestState
 from emberkv.live.steps import Steps, StepWork, with_token
-from emberkv.observe.metrics import ENGINE_BYTES, HINTS_UNUSABLE, LOAD_SECONDS
+from emberkv.live.watch import Watch
+from emberkv.observe.metrics import ENGINE_BYTES, LOAD_SECONDS
 from emberkv.observe.requests import MissReason, RequestFacts
 from emberkv.observe.tally import Sample, Tally
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 LOAD = ("load",)
 STORE = ("store",)
 GAUGES_EVERY_S = 1.0
-
-MAX_SAID = 32
-"""Hints that are complained of by name; later ones are only counted."""
 
 STEPS_IN_FLIGHT = 64
 """More steps than any engine schedules ahead of what its workers have done: pipeline stages + 1."""
 
 
-def contained(
-    method: Callable[Concatenate[TierManager, P], R],
-) -> Callable[Concatenate[TierManager, P], R | None]:
-    """Make a method answer None once the tiers are off, and turn them off if it raises."""
-
-    def call(self: TierManager, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        if not self.serving:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            self.give_up(error)
-            return None
-
-    call.__doc__ = method.__doc__
-    return call
-
-
 class TierManager:
-    """One engine's tiers. Not thread-safe: every call comes from the engine's scheduler thread.
+    """One engine's tiers. Calls come from the engine's scheduler thread; others take `turns`.
 
     `clock` gives monotonic seconds. `on_finished` receives the facts of each request that ends.
     """
@@ -80,29 +60,34 @@ class TierManager:
         on_finished: Callable[[RequestFacts], None],
         *,
         strict: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         self.stack = stack
         self.driver = driver
         self.serving = True
         self.tally = Tally()
+        self.turns = Turns()
+        self.fates = Fates(stack.journal)
+        self.recent = Recent()
         self._clock = clock
         self._on_finished = on_finished
         self._strict = strict
-        self._intake = Intake(stack, driver.arena, self.tally)
+        self._carrier = Carrier(stack, driver, self.tally)
         self.steps = Steps()
         self._requests: dict[RequestId, RequestState] = {}
         self._look_ahead = LookAhead(stack)
         self._deferred: list[RequestState] = []
-        self._said: set[tuple[str, str]] = set()
+        self.complaints = Complaints(self.tally)
+        self.watch = Watch(stack, self.tally, guard)
         self._step = 0
         self._drained_step = -1
         self._unfence_step: int | None = None
-        self._tick = 0
         self._now_s = 0.0
         self._exported_at_s = 0.0
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────
 
+    @exclusive
     def begin(self, request: RequestId, hints: Hints = NO_HINTS) -> RequestFacts:
         """A request has arrived; returns its facts, for the adapter to complete."""
         state = self._requests[request] = RequestState(request, hints, self._clock())
@@ -120,16 +105,9 @@ class TierManager:
         if state is not None:
             state.facts.prompt_tokens = prompt_tokens
             state.keys = keys
+            state.trail.names(keys, prompt_tokens // self.stack.terms.tokens_per_chunk)
             self._begun(state, prompt_tokens)
             self._look_ahead.add(state)
-
-    def unusable_hints(self, unusable: Sequence[tuple[str, str]]) -> None:
-        """A request has said what can't be used, as (kind, name); it is served all the same."""
-        for kind, name in unusable:
-            self.tally.add(HINTS_UNUSABLE, (kind,), 1)
-            if len(self._said) < MAX_SAID and (kind, name) not in self._said:
-                self._said.add((kind, name))
-                logger.warning("hints: %s '%s' is left out, here and from now on", kind, name)
 
     @contained
     def _begun(self, state: RequestState, prompt_tokens: int | None) -> None:
@@ -143,6 +121,7 @@ class TierManager:
             if not state.facts.preemptions:
                 state.facts.device_tokens = device_tokens
 
+    @exclusive
     def finish(self, request: RequestId) -> None:
         """A request is over; copies for it may still end later."""
         state = self._requests.pop(request, None)
@@ -150,12 +129,13 @@ class TierManager:
             return
         self._look_ahead.remove(request)
         try:
+            self._end_wait(state, self._clock())
             if self.serving:
                 self.stack.end(request)
             else:
                 state.facts.miss_reason = MissReason.NOT_SERVING
-            self._end_wait(state, self._clock())
             self.tally.ended(state.facts)
+            self.recent.end(state.trail, self._clock())
             self._on_finished(state.facts)
         except Exception as error:
             self.give_up(error)
@@ -182,13 +162,13 @@ class TierManager:
             if state.put_off or state.answering is Answering.WAIT:
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
-            if state.answering is Answering.COLLECT:
-                was_deferred = state.deferred
-                answer = collect(self.stack, state, key, self._now_s)
-                if state.deferred and not was_deferred:
-                    self._deferred.append(state)
-                return answer
-            return Lookup.HIT if self.stack.tiers[RAM].ready(key) else Lookup.MISS
+            if state.answering is Answering.SETTLED:
+                return settled(self.stack, state, key, self._now_s)
+            was_deferred = state.deferred
+            answer = collect(self.stack, state, key, self._now_s)
+            if state.deferred and not was_deferred:
+                self._deferred.append(state)
+            return answer
         except Exception as error:
             self.give_up(error)
             return Lookup.MISS
@@ -199,15 +179,19 @@ class TierManager:
 
     def _begin_pass(self, state: RequestState, request: RequestId) -> None:
         if self._drained_step != self._step:  # before anything is said to be missing
+            self._drained_step = self._step
+            self.turns.begin_pass()
             self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
+        state.held = False
         # A request that may have run was preempted, perhaps just now, between two steps. step_end
         # will say so, and the engine fails if a request loads in the step that calls it preempted.
         state.put_off, state.may_run = state.may_run, False
         if state.put_off:
             return
         if state.answering is Answering.COLLECT:
+            state.trail.begin_pass()
             state.chain.clear()
             state.deferred = False
             state.facts.miss_reason = MissReason.WHOLE
@@ -218,6 +202,7 @@ class TierManager:
             if not self.stack.waiting(request, self._step, now_s):
                 self._settle_wait(state, request, now_s)
         if state.answering is not Answering.WAIT:
+            state.trail.mark = self.fates.mark(self._now_s)
             # Nobody tells of a request that is resumed: from here on it may run.
             state.may_run = state.facts.preemptions > 0
 
@@ -232,10 +217,12 @@ class TierManager:
         if state.wait_began_s is not None:
             state.facts.wait_s += now_s - state.wait_began_s
             self.tally.waited(now_s - state.wait_began_s)
+            self.watch.waited(state, now_s - state.wait_began_s, now_s)
             state.wait_began_s = None
 
     # ── engine ↔ RAM ─────────────────────────────────────────────────────────────────────────
 
+    @exclusive
     def prepare_load(self, request: RequestId, keys: Sequence[ChunkKey]) -> list[Slot]:
         """Pin chunks answered as HIT in this step; returns their slots, in order.
 
@@ -250,8 +237,8 @@ class TierManager:
 
     @contained
     def _loading(self, request: RequestId, slots: Sequence[Slot]) -> None:
-        self.driver.arena.mark_used(slots, self._ticks(len(slots)))
-        self._carry_out()
+        self._carrier.mark_used(slots)
+        self._carrier.carry_out()
         state = self._requests[request]
         state.answering = Answering.COLLECT
         state.load_began_s = self._clock()
@@ -283,9 +270,8 @@ class TierManager:
         """
         self._started(request)  # the engine names a request that it resumes nowhere else
         admitted = self.stack.offload(request, keys, parent, self._clock(), first_token)
-        self._carry_out()
-        if admitted:
-            self.driver.arena.mark_writing(*_columns(admitted))
+        self._carrier.carry_out()
+        self._carrier.mark_writing(admitted)
         return [(resident.key, resident.slot) for resident in admitted]
 
     @contained
@@ -295,12 +281,12 @@ class TierManager:
         if not stored:
             return
         slots = [resident.slot for resident in stored]
-        self.driver.arena.mark_ready(slots, self._ticks(len(slots)))
+        self._carrier.mark_ready(slots)
         self.tally.add(ENGINE_BYTES, STORE, len(slots) * self.stack.tiers[RAM].chunk_bytes)
         state = self._requests.get(request)
         if state is not None:
             state.facts.stored_chunks += len(stored)
-        written = self._carry_out()
+        written = self._carrier.carry_out()
         self.driver.seal([slot for slot in slots if slot not in written])
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
@@ -323,11 +309,13 @@ class TierManager:
         self._deferred.clear()
         self.stack.settle(now_s)
         self._look_ahead.step(now_s)
-        self._carry_out()
+        self._carrier.carry_out()
         if self._unfence_step is not None and self._step >= self._unfence_step:
             self.stack.unfence()
             self._unfence_step = None
+        self.fates.take(now_s)
         self._step += 1
+        self.turns.end_pass()
 
     def step_begins(self, work: StepWork) -> None:
         """The engine is about to compute this; told by engines that say so."""
@@ -345,26 +333,49 @@ class TierManager:
         for request in with_token(done.work, self.prompt_tokens):
             state = self._requests.get(request)
             if state is not None:
+                self.watch.token(state, now_s)
                 state.got_token(now_s)
+        self.watch.step_done(now_s)
+        self.watch.decide(now_s)
 
+    @exclusive
     def reset(self) -> None:
         """Forget everything in every tier: the KV of before must not be served again.
 
         Also once the tiers are off, since what they hold outlives this engine.
         """
         self._forget()
+        self.fates.cleared(None, "reset", self._clock())
         try:
-            self.driver.arena.mark_free([Slot(slot) for slot in range(self._ram_slots)])
+            self._carrier.free_all()
             if not self.driver.reset():
                 logger.error("the disk tier could not be reset in time; it is off")
         except Exception as error:
             self.give_up(error)
 
+    @exclusive
+    def begin_purge(self) -> None:
+        """What `reset` does, without waiting until the tiers below have made it durable.
+
+        Between passes only. `driver.reset_is_owed` says when they have.
+        """
+        self._forget()
+        self.fates.cleared(None, "purge", self._clock())
+        self._carrier.free_all()
+        self.driver.begin_reset()
+
+    @contained
+    def attend(self) -> None:
+        """Take note of what the driver has done, for an engine that is idle. Between passes."""
+        now_s = self._clock()
+        self._drain(now_s)
+        self._carrier.carry_out()
+        self.fates.take(now_s)
+
     @contained
     def _forget(self) -> None:
         self.stack.reset()
-        self._intake.reset()
-        self.stack.take_effects()
+        self._carrier.forget()
         self._unfence_step = self._step + STEPS_IN_FLIGHT
         self._deferred.clear()
         now_s = self._clock()
@@ -373,6 +384,7 @@ class TierManager:
             state.answering = Answering.COLLECT
             state.load_began_s = None
 
+    @exclusive
     def samples(self) -> list[Sample]:
         """What the metrics show, if anything has changed since the last time."""
         try:
@@ -389,6 +401,11 @@ class TierManager:
         waiting = sum(s.answering is Answering.WAIT for s in self._requests.values())
         return self.tally.take(self.stack, waiting)
 
+    def here(self) -> list[RequestState]:
+        """The requests that have not ended, the newest first."""
+        return list(reversed(self._requests.values()))
+
+    @exclusive
     def shutdown(self) -> None:
         """Let go of the tiers; a clean end."""
         try:
@@ -403,15 +420,12 @@ class TierManager:
         if not self.serving:
             return
         self.serving = False
+        self.turns.end_pass()
         for level in range(len(self.stack.tiers)):
-            self.tally.tier_up(Level(level), up=False)
+            self.tally.tier_up(Level(level), up=False, reason=f"an error of emberkv: {error!r}")
         logger.error("the tiers are off until the next start: %r", error, exc_info=error)
 
     # ── inner ────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def _ram_slots(self) -> int:
-        return self.stack.tiers[RAM].slot_count
 
     def _started(self, request: RequestId) -> None:
         """The engine runs the request: what was promised to it has served."""
@@ -429,45 +443,5 @@ class TierManager:
             self.stack.preempted(request)
 
     def _drain(self, now_s: float) -> None:
-        """Take note of everything the driver has done."""
-        self._drained_step, self._now_s = self._step, now_s
-        for report in self.driver.poll():
-            arrived = self._intake.take(report, now_s)
-            if arrived:
-                slots = [resident.slot for resident in arrived]
-                self.driver.arena.mark_ready(slots, self._ticks(len(slots)))
-
-    def _carry_out(self) -> set[Slot]:
-        """Hand the core's effects to the driver; returns the RAM slots being written behind."""
-        copies: list[Copy] = []
-        written: set[Slot] = set()
-        arena = self.driver.arena
-        for effect in self.stack.take_effects():
-            if isinstance(effect, Drop):
-                if effect.level == RAM:
-                    arena.mark_free(effect.slots)
-                continue
-            copies.append(effect)
-            if effect.target == RAM:
-                arena.mark_writing(effect.target_slots, effect.keys, effect.parents)
-            elif effect.source == RAM:
-                written.update(effect.source_slots)
-        if copies:
-            self.driver.submit(copies)
-        return written
-
-    def _ticks(self, count: int) -> int:
-        """The first of `count` numbers that grow with time."""
-        first = self._tick
-        self._tick += count
-        return first
-
-
-def _columns(
-    residents: Sequence[Resident],
-) -> tuple[list[Slot], list[ChunkKey], list[ChunkKey | None]]:
-    return (
-        [resident.slot for resident in residents],
-        [resident.key for resident in residents],
-        [resident.parent for resident in residents],
-    )
+        self._now_s = now_s
+        self._carrier.drain(now_s)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from emberkv.domain.hints import Hints
 from emberkv.domain.types import ChunkKey, Level, RequestId
+from emberkv.live.recent import Trail
 from emberkv.observe.requests import RequestFacts
 
 
@@ -30,6 +31,7 @@ class RequestState:
         "deferred",
         "facts",
         "first_token",
+        "held",
         "hints",
         "index",
         "keys",
@@ -38,6 +40,7 @@ class RequestState:
         "may_run",
         "put_off",
         "token_s",
+        "trail",
         "wait_began_s",
     )
 
@@ -46,6 +49,7 @@ class RequestState:
         self.arrived_s = arrived_s
         self.keys: Callable[[], Sequence[ChunkKey]] | None = None
         self.first_token = 0
+        self.held = False
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None
@@ -54,6 +58,7 @@ class RequestState:
         self.asked_step = -1
         self.index = 0
         self.chain: list[ChunkKey] = []
+        self.trail = Trail(self.facts, self.chain, arrived_s)
         self.deferred = False
         self.wait_began_s: float | None = None
         self.load_began_s: float | None = None

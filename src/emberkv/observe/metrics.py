@@ -42,6 +42,10 @@ TIER_USED_BYTES: Final = _gauge("tier_used_bytes", "Bytes of a tier that are tak
 TIER_CHUNKS: Final = _gauge("tier_chunks", "Chunks resident in a tier.", "tier")
 TIER_PINNED_CHUNKS: Final = _gauge("tier_pinned_chunks", "Chunks that must not leave now.", "tier")
 TIER_UP: Final = _gauge("tier_up", "1 while a tier can be used, else 0.", "tier")
+TIER_LOAD_SHARE: Final = _gauge(
+    "tier_load_share", "Share of requests that may load from a tier: 1 open, 0 taken out.", "tier"
+)
+TIER_STORES: Final = _gauge("tier_stores", "1 while a tier takes chunks in, else 0.", "tier")
 COPIES_QUEUED: Final = _gauge("copies_under_way_chunks", "Chunks on their way to a tier.", "tier")
 REQUESTS_WAITING: Final = _gauge("requests_waiting", "Requests that wait for a promotion.")
 
@@ -75,6 +79,9 @@ REQUESTS: Final = _counter(
 HINTS_UNUSABLE: Final = _counter(
     "hints_unusable", "Hints of requests that could not be used, by kind.", "kind"
 )
+GUARD_CHANGES: Final = _counter(
+    "guard_changes", "Changes of a tier's gate by the guard or an operator.", "tier", "cause"
+)
 WAIT_SECONDS: Final = Metric(
     "emberkv:promotion_wait_seconds",
     Kind.HISTOGRAM,
@@ -89,6 +96,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     TIER_CHUNKS,
     TIER_PINNED_CHUNKS,
     TIER_UP,
+    TIER_LOAD_SHARE,
+    TIER_STORES,
     COPIES_QUEUED,
     REQUESTS_WAITING,
     CHUNKS,
@@ -100,5 +109,6 @@ METRICS: Final[tuple[Metric, ...]] = (
     TOKENS,
     REQUESTS,
     HINTS_UNUSABLE,
+    GUARD_CHANGES,
     WAIT_SECONDS,
 )

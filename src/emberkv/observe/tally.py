@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from typing import Final
+
+from emberkv.core.guard import GateChange
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import TIER_NAMES, Copy, Level, Outcome
 from emberkv.observe import metrics
@@ -11,13 +15,22 @@ from emberkv.observe.requests import RequestFacts
 Sample = tuple[Metric, tuple[str, ...], float]
 
 
+RECENT_WAITS: Final = 1024
+
+
 class Tally:
-    """Counts between two exports. Cheap to add to; nothing here blocks or formats."""
+    """Counts between two exports. Cheap to add to; nothing here blocks or formats.
+
+    `waits_s` are the last waits that ended; `down` says why a tier can't be used.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Metric, tuple[str, ...]], float] = {}
         self._observed: list[Sample] = []
         self._up: dict[Level, bool] = {}
+        self._totals: Counter[tuple[Metric, tuple[str, ...]]] = Counter()
+        self.waits_s: deque[float] = deque(maxlen=RECENT_WAITS)
+        self.down: dict[Level, str] = {}
 
     @property
     def fresh(self) -> bool:
@@ -33,6 +46,7 @@ class Tally:
     def waited(self, wait_s: float) -> None:
         """A request has stopped waiting for its promotion."""
         self._observed.append((metrics.WAIT_SECONDS, (), wait_s))
+        self.waits_s.append(wait_s)
 
     def copied(
         self, copy: Copy, outcomes: tuple[Outcome, ...], chunk_bytes: int, busy_s: float
@@ -55,19 +69,36 @@ class Tally:
         self.add(metrics.TOKENS, ("disk",), facts.disk_tokens)
         self.add(metrics.TOKENS, ("computed",), facts.computed_tokens or 0)
 
-    def tier_up(self, level: Level, *, up: bool) -> None:
+    def guard_changed(self, change: GateChange) -> None:
+        """A tier's gate has changed, with a cause."""
+        self.add(metrics.GUARD_CHANGES, (TIER_NAMES[change.level], change.cause.value), 1)
+
+    def tier_up(self, level: Level, *, up: bool, reason: str = "") -> None:
         """A tier can, or can't, be used; one that was asked for and never came is down."""
         self._up[level] = up
+        if up:
+            self.down.pop(level, None)
+        else:
+            self.down[level] = reason
 
-    def take(self, stack: TierStack, waiting: int) -> list[Sample]:
-        """Counts and observations since the last time, and gauges as they stand."""
+    def totals(self, stack: TierStack) -> Counter[tuple[Metric, tuple[str, ...]]]:
+        """All counters since the start."""
+        self._take_counts(stack)
+        return self._totals + Counter(self._counts)
+
+    def _take_counts(self, stack: TierStack) -> None:
         for (event, level), count in stack.counts.items():
             self.add(metrics.CHUNKS, (TIER_NAMES[level], event.value), count)
         stack.counts.clear()
+
+    def take(self, stack: TierStack, waiting: int) -> list[Sample]:
+        """Counts and observations since the last time, and gauges as they stand."""
+        self._take_counts(stack)
         samples: list[Sample] = [
             (metric, labels, amount) for (metric, labels), amount in self._counts.items()
         ]
         samples += self._observed
+        self._totals.update(self._counts)
         self._counts.clear()
         self._observed = []
         for at, tier in enumerate(stack.tiers):
@@ -78,6 +109,8 @@ class Tally:
                 (metrics.TIER_USED_BYTES, labels, len(tier.entries) * tier.chunk_bytes),
                 (metrics.TIER_CHUNKS, labels, len(tier.entries)),
                 (metrics.TIER_PINNED_CHUNKS, labels, tier.pinned_count),
+                (metrics.TIER_LOAD_SHARE, labels, stack.gates[level].load_share),
+                (metrics.TIER_STORES, labels, float(stack.gates[level].stores)),
                 (metrics.COPIES_QUEUED, labels, stack.transfers.under_way(level)),
             ]
         up = {Level(at): True for at in range(len(stack.tiers))} | self._up

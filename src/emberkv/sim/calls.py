@@ -109,6 +109,11 @@ class RecordedStack(TierStack):
             now_s=now_s,
         )
 
+    def may_begin(self, request: RequestId, has_tokens: int, now_s: float) -> bool:
+        return self._noted(
+            "may_begin", super().may_begin, request=request, has_tokens=has_tokens, now_s=now_s
+        )
+
     def promote(
         self,
         request: RequestId,
@@ -332,6 +337,7 @@ _ENCODE: dict[str, Callable[[Any], object]] = {
     "entries": lambda entries: [[_hex(e.key), _hex(e.parent), e.slot] for e in entries],
     "first_token": _same,
     "gate": asdict,
+    "has_tokens": _same,
     "hints": _plain_hints,
     "hold": list,
     "key": _hex,

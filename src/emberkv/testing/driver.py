@@ -64,6 +64,13 @@ class InlineDriver:
             storage.reset()
         return True
 
+    def begin_reset(self) -> None:
+        self.reset()
+
+    @property
+    def reset_is_owed(self) -> bool:
+        return False
+
     def close(self, *, clean: bool) -> None:
         for storage in self._below:
             storage.close()

@@ -169,7 +169,8 @@ class ToyTiers:
         target = (copy.target, copy.target_slots[index])
         if copy.target < copy.source:
             self.reads[copy.source].due -= 1
-            self.reads[copy.source].moved_at_s = now_s
+            reads = self.reads[copy.source]
+            reads.moved_at_s = max(reads.moved_at_s, now_s)
         if under_way.stale:
             self.touched.subtract((source, target))
             self.memory[target] = key
@@ -203,7 +204,11 @@ class ToyTiers:
 
     def found(self, level: Level, entry: Entry) -> None:
         """A tier has named a chunk from an earlier run; one slot per chunk counts."""
-        assert self.memory[level, entry.slot] == EMPTY
+        place = (level, entry.slot)
+        used = self.readers[place] > 0 or place in self.writers or self.touched[place] > 0
+        assert not used, f"{entry} is taken in while its slot is being used"
+        taken = [key for key, kept in self.books[level].items() if kept.slot == entry.slot]
+        assert not taken, f"{entry} is taken in and its slot holds {taken}"
         self.memory[level, entry.slot] = entry.key
         if entry.key not in self.books[level]:
             self.books[level][entry.key] = Kept(entry.slot, ready=True)

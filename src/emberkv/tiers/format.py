@@ -39,6 +39,11 @@ RECORD_BYTES: Final = 128
 MAX_DIGEST_BYTES: Final = 32
 MAX_NAMESPACE_FILE_BYTES: Final = 1 << 20
 
+MAX_EPOCH: Final = (1 << 63) - 1
+"""It goes up by one with a reset, so that more means damage."""
+
+MAX_SEQUENCE: Final = (1 << 64) - 1
+
 INDEX_MAGIC: Final = b"EMBKVSLB"
 RECORD_MAGIC: Final = b"EMBR"
 EMPTY_RECORD: Final = bytes(RECORD_BYTES)
@@ -180,7 +185,8 @@ def decode_header(header: bytes, place: str) -> SlabHeader:
         )
     (checksum,) = _CHECKSUM.unpack_from(header, _HEADER.size)
     sound = checksum == xxhash.xxh3_64_intdigest(header[: _HEADER.size])
-    if not sound or not 8 <= digest_length <= MAX_DIGEST_BYTES or not slot_count * payload_bytes:
+    plausible = 8 <= digest_length <= MAX_DIGEST_BYTES and epoch <= MAX_EPOCH
+    if not sound or not plausible or not slot_count * payload_bytes:
         raise StorageError(f"{place}: the header of {INDEX_FILE} is damaged; {START_AFRESH}")
     return SlabHeader(SlabGeometry(slot_count, payload_bytes), epoch, digest[:digest_length])
 
@@ -340,10 +346,13 @@ def decode_namespace(text: bytes, place: str) -> StoredNamespace:
     damaged = StorageError(f"{place}: {NAMESPACE_FILE} is damaged; {START_AFRESH}")
     try:
         document = json.loads(text)
+        version = document["format_version"]
         digest = bytes.fromhex(document["digest"])
         fields = document["fields"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged from error
-    if not isinstance(fields, dict) or not 8 <= len(digest) <= MAX_DIGEST_BYTES:
+    if version != FORMAT_VERSION or not isinstance(fields, dict):
+        raise damaged
+    if not 8 <= len(digest) <= MAX_DIGEST_BYTES:
         raise damaged
     return StoredNamespace(digest, fields)

@@ -24,6 +24,7 @@ from emberkv.tiers.block_io import NO_SPACE, read_at, write_at
 from emberkv.tiers.format import (
     EMPTY_RECORD,
     HEADER_BYTES,
+    MAX_SEQUENCE,
     RECORD_BYTES,
     SlabHeader,
     SlotRecord,
@@ -118,7 +119,7 @@ class Slab:
                         records[at].parent,
                         records[at].slot,
                         epoch,
-                        sequence + at,
+                        min(sequence + at, MAX_SEQUENCE),
                         records[at].checksum,
                     ).encode()
                     for at in run
@@ -350,12 +351,17 @@ def scan_records(index_fd: int, slot_count: int, epoch: int) -> list[SlotRecord]
 
 
 def index_stretches(index_fd: int, slot_count: int) -> Iterator[tuple[int, bytes]]:
-    """The records of an index as they stand, with the first slot of each. Raises `OSError`."""
+    """The records of an index as they stand, with the first slot of each. Raises `OSError`.
+
+    Ends with the file, however many slots there should be.
+    """
     for first_slot in range(0, slot_count, SCAN_RECORDS):
         count = min(SCAN_RECORDS, slot_count - first_slot)
         raw = bytearray(count * RECORD_BYTES)
         with memoryview(raw) as view:
             got = read_at(index_fd, [view], HEADER_BYTES + first_slot * RECORD_BYTES)
+        if not got:
+            return
         yield first_slot, bytes(raw[:got])
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from emberkv.domain.types import ChunkKey
 from emberkv.errors import ConfigError, StorageError
 from emberkv.tiers.format import (
     DATA_FILE,
@@ -254,6 +255,23 @@ def describe_slab(directory: Path) -> SlabInfo:
         in_use=in_use,
         problem=problem,
     )
+
+
+def keys_of_slab(directory: Path) -> list[ChunkKey]:
+    """The keys that a slab's index names, in use or not, without disturbing its owner.
+
+    Raises `StorageError`.
+    """
+    with (
+        opened_directory(directory) as directory_fd,
+        storage_errors("read", directory),
+        contextlib.ExitStack() as files,
+    ):
+        index_fd = open_slab_file(directory, directory_fd, INDEX_FILE, os.O_RDONLY)
+        files.callback(os.close, index_fd)
+        header = read_header(directory, index_fd)
+        records = scan_records(index_fd, header.geometry.slot_count, header.epoch)
+        return [record.key for record in newest_of_each_key(records)]
 
 
 def purge_slab(directory: Path) -> None:

@@ -23,7 +23,13 @@ from emberkv.tiers.format import (
     decode_record,
 )
 from emberkv.tiers.slab import index_stretches, scan_records
-from emberkv.tiers.slab_files import open_slab_file, opened_directory, read_header, storage_errors
+from emberkv.tiers.slab_files import (
+    check_sizes,
+    open_slab_file,
+    opened_directory,
+    read_header,
+    storage_errors,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ def verify_slab(directory: Path, progress: Callable[[int, int], None]) -> Verify
         except OSError:
             data_fd = open_slab_file(directory, directory_fd, DATA_FILE, os.O_RDONLY)
         files.callback(os.close, data_fd)
+        check_sizes(directory, data_fd, index_fd, header.geometry)
         records = scan_records(index_fd, header.geometry.slot_count, header.epoch)
         stride_bytes = header.geometry.stride_bytes
         block = files.enter_context(mmap.mmap(-1, stride_bytes))

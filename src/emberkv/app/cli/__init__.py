@@ -14,10 +14,24 @@ from collections.abc import Sequence
 import click
 
 import emberkv
-from emberkv.config import nearest
+from emberkv.config_values import nearest
 from emberkv.errors import EmberError, UsageError
 
-COMMANDS = ("serve", "doctor", "inspect", "verify", "purge", "selfcheck", "drill")
+COMMANDS = (
+    "serve",
+    "status",
+    "top",
+    "why",
+    "control",
+    "doctor",
+    "inspect",
+    "verify",
+    "purge",
+    "baseline",
+    "load",
+    "selfcheck",
+    "drill",
+)
 
 
 class _Commands(click.Group):

@@ -11,7 +11,7 @@ import click
 
 from emberkv.app.cli.options import ManyOptions, as_json, console, print_json
 from emberkv.app.cli.own import ended_in_order, own_directory, serve_options, server_parameters
-from emberkv.config import nearest
+from emberkv.config_values import nearest
 from emberkv.errors import UsageError
 
 if TYPE_CHECKING:

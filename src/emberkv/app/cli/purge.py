@@ -25,7 +25,7 @@ def command(directory: Path, namespace: str | None, every: bool, yes: bool, as_j
     """Remove slabs in DIRECTORY; other files there are left alone.
 
     A slab that a server has open stays: stop the server, or empty its tiers with
-    POST /reset_prefix_cache?reset_external=true. Exit status 1 if one had to stay.
+    emberkv control purge. Exit status 1 if one had to stay.
     """
     from emberkv.app import slabs
 
@@ -72,7 +72,7 @@ def _purge(slab: SlabInfo) -> dict[str, object]:
     if slab.in_use:
         reason = (
             f"in use by {slabs.owner_of(slab)}; stop its server first, or empty its tiers with "
-            "POST /reset_prefix_cache?reset_external=true"
+            "emberkv control purge"
         )
         return result | {"removed": False, "reason": reason}
     try:

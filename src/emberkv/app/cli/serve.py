@@ -112,6 +112,21 @@ Sizes are explicit. A size that does not fit this machine is refused before anyt
     help="What to do if another server has the disk tier open.  "
     f"[default: {_DEFAULTS.on_busy_disk}]",
 )
+@click.option(
+    "--no-control", is_flag=True, help="No control socket: no status, control, top and why."
+)
+@click.option(
+    "--baseline",
+    type=DIRECTORY,
+    metavar="FILE",
+    help="What emberkv baseline recorded, for budgets of the guard and for the cost model.",
+)
+@click.option(
+    "--guard",
+    type=DIRECTORY,
+    metavar="FILE",
+    help="Rules of the guard, as JSON: when a tier is taken out because requests get slower.",
+)
 @click.option("--print-command", is_flag=True, help="Print the plain vllm command; start nothing.")
 @click.argument("vllm_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM_FLAG ...]")
 def command(given: Mapping[str, Any]) -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from emberkv.app.cli.options import DIRECTORY, as_json, print_json
+from emberkv.app.cli.options import DIRECTORY, as_json, print_json, progress_bar
 from emberkv.errors import StorageError
 
 if TYPE_CHECKING:
@@ -54,7 +51,7 @@ def _verify(slab: SlabInfo) -> dict[str, object]:
         "problem": slab.problem,
     }
     try:
-        with _progress(slabs.short_name(slab)) as progress:
+        with progress_bar(slabs.short_name(slab)) as progress:
             report = verify_slab(slab.directory, progress)
     except StorageError as error:
         return facts | {"problem": slab.problem or str(error)}
@@ -86,19 +83,3 @@ def _line(facts: dict[str, object]) -> str:
     if facts["problem"]:
         parts.append(f"damaged: {facts['problem']}")
     return f"{str(facts['namespace'])[:16]}: {', '.join(parts)}"
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, nothing elsewhere. Yields what is called with chunks done and in all."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -11,10 +11,15 @@ from emberkv.core.limits import Limits
 from emberkv.core.residents import Residents
 from emberkv.core.retention import Quotas
 from emberkv.core.stack import TierStack
-from emberkv.domain.types import DISK, TenantName
+from emberkv.domain.types import DISK, Level, TenantName
 from emberkv.engines.vllm.manager import EmberOffloadingManager
+from emberkv.live.control.server import start_control
 from emberkv.live.driver import Driver
+from emberkv.live.guard import make_guard
+from emberkv.live.keeper.client import KeeperClient
 from emberkv.live.manager import TierManager
+from emberkv.live.operations import About, HashPrompt, Operations
+from emberkv.observe.baseline import read_baseline
 from emberkv.observe.request_log import RequestLog
 from emberkv.policy.eviction import EVICTION_POLICIES
 
@@ -32,11 +37,12 @@ def build_manager(
     tokens_per_chunk: int,
     clock: Callable[[], float],
     make_stack: Callable[[Sequence[Residents], Limits, Terms, Quotas], TierStack] = TierStack,
+    hash_prompt: HashPrompt | None = None,
 ) -> EmberOffloadingManager:
     """The manager that vLLM calls, over a driver's tiers. `clock` gives monotonic seconds.
 
-    `make_stack` may give a stack that audits itself. Raises `ConfigError` if the request log can't
-    be written.
+    `make_stack` may give a stack that audits itself. `hash_prompt` is for dry runs. Raises
+    `ConfigError` if the request log can't be written.
     """
     policy = EVICTION_POLICIES[settings.eviction_policy]
     chunk_bytes = driver.arena.geometry.chunk_bytes
@@ -50,6 +56,7 @@ def build_manager(
         tokens_per_chunk=tokens_per_chunk,
         max_slowdown=settings.max_slowdown,
         probe_chunks=min(max(PROBE_BYTES // chunk_bytes, 4), 256),
+        seeds=_seeds(settings),
     )
     quotas = Quotas(
         pin_share=settings.pin_share,
@@ -64,7 +71,43 @@ def build_manager(
         clock,
         log.write,
         strict=os.environ.get(STRICT_VARIABLE) == "1",
+        guard=make_guard(settings, len(tiers)),
     )
+    manager.fates.policies.update({Level(n): settings.eviction_policy for n in range(len(tiers))})
     if settings.disk is not None and len(tiers) <= DISK:
-        manager.tally.tier_up(DISK, up=False)
-    return EmberOffloadingManager(manager, tokens_per_chunk, log.close)
+        failure = driver.disk_failure if isinstance(driver, KeeperClient) else None
+        manager.tally.tier_up(DISK, up=False, reason=failure or "")
+    about = _about(driver, settings, tokens_per_chunk, hash_prompt)
+    operations = Operations(manager, about, clock)
+    if settings.guard is not None:
+        operations.facts["guard"] = manager.watch.facts
+    control = start_control(operations) if settings.control else None
+
+    def close() -> None:
+        if control is not None:
+            control.close()
+        log.close()
+
+    return EmberOffloadingManager(manager, tokens_per_chunk, close)
+
+
+def _seeds(settings: Config) -> tuple[tuple[int, float], ...]:
+    """What prompts of some lengths took alone when the baseline was recorded."""
+    if settings.baseline is None:
+        return ()
+    points = read_baseline(settings.baseline).prefill
+    return tuple((point.tokens, point.seconds) for point in points)
+
+
+def _about(
+    driver: Driver, settings: Config, tokens_per_chunk: int, hash_prompt: HashPrompt | None
+) -> About:
+    keeper = driver if isinstance(driver, KeeperClient) else None
+    return About(
+        instance=keeper.instance if keeper else settings.instance or f"engine-{os.getpid()}",
+        tokens_per_chunk=tokens_per_chunk,
+        namespace=keeper.namespace if keeper else None,
+        root_dir=str(settings.disk.root_dir.absolute()) if settings.disk else None,
+        keeper_pid=lambda: keeper.keeper_pid if keeper else None,
+        hash_prompt=hash_prompt,
+    )

@@ -72,7 +72,7 @@ class EmberOffloadingManager(OffloadingManager):
         if not isinstance(params, Mapping) or "emberkv" not in params:
             return NO_HINTS
         read = read_hints(params["emberkv"])
-        self.tiers.unusable_hints(read.unusable)
+        self.tiers.complaints.take(read.unusable)
         return read.hints
 
     # ── look up and load ─────────────────────────────────────────────────────────────────────

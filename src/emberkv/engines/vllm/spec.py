@@ -19,6 +19,8 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from emberkv import config as configuration
 from emberkv.engines.vllm import compat, metrics
 from emberkv.engines.vllm.build import build_manager
+from emberkv.engines.vllm.context import find_vllm_config
+from emberkv.engines.vllm.hashing import PromptHasher
 from emberkv.engines.vllm.keeping import KeeperTerms
 from emberkv.engines.vllm.logs import show_beside_vllm
 from emberkv.engines.vllm.worker import ArenaCopyWorker
@@ -81,7 +83,13 @@ class EmberOffloadingSpec(OffloadingSpec):
             self.settings,
             tokens_per_chunk=self.tokens_per_chunk,
             clock=self.clock,
+            hash_prompt=self._prompt_hasher(),
         )
+
+    def _prompt_hasher(self) -> PromptHasher | None:
+        """Where vLLM shows its configuration: it says how requests are hashed."""
+        vllm_config = find_vllm_config()
+        return None if vllm_config is None else PromptHasher(vllm_config, self.config)
 
     def get_worker(self, kv_caches: CanonicalKVCaches, **_: Any) -> OffloadingWorker:
         self._require_equal_parts(kv_caches)

@@ -18,7 +18,10 @@ from emberkv.errors import KeeperError
 PROTOCOL: Final = 0x0002_4B45
 """Keeper and client must be of the same; raised with every change of the messages."""
 
-MAX_FRAME_BYTES: Final = 1 << 30
+MAX_FRAME_BYTES: Final = 1 << 26
+MAX_DESCRIPTORS: Final = 4
+"""More that nobody has taken are closed."""
+
 READ_BYTES: Final = 1 << 18
 
 _HEADER: Final = struct.Struct("<II")
@@ -26,14 +29,26 @@ _FD_SPACE: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class Channel:
-    """Both ends of the keeper's socket. Owns the socket; closed at the first error or end."""
+    """Both ends of a private socket. Owns the socket; closed at the first error or end.
 
-    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
+    Frames of another `protocol`, or announced as longer than `max_frame_bytes`, close it.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        takes_descriptors: bool = False,
+        protocol: int = PROTOCOL,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.closed = False
+        self.max_frame_bytes = max_frame_bytes
         self.fault = "the connection was closed"
         self._takes_descriptors = takes_descriptors
+        self._protocol = protocol
         self._descriptors: list[int] = []
         self._received = bytearray()
         self._unsent: deque[memoryview] = deque()
@@ -49,7 +64,7 @@ class Channel:
         """
         if self.closed:
             return
-        frame = memoryview(_HEADER.pack(PROTOCOL, len(payload)) + payload)
+        frame = memoryview(_HEADER.pack(self._protocol, len(payload)) + payload)
         if descriptor is not None:
             frame = self._send_descriptor(frame, descriptor)
         if frame:
@@ -96,18 +111,20 @@ class Channel:
                 self.close()
                 break
             self._received += piece
-            if len(piece) < READ_BYTES:
+            if len(piece) < READ_BYTES or len(self._received) > self.max_frame_bytes:
                 break
         return self._frames() if self._received else []
 
     def _read(self) -> bytes:
         if not self._takes_descriptors:
             return self.sock.recv(READ_BYTES)
-        piece, ancillary, _, _ = self.sock.recvmsg(READ_BYTES, _FD_SPACE)
+        piece, ancillary, _, _ = self.sock.recvmsg(READ_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 whole = len(content) - len(content) % 4
                 self._descriptors += array.array("i", content[:whole])
+        while len(self._descriptors) > MAX_DESCRIPTORS:
+            os.close(self._descriptors.pop())
         return piece
 
     def _frames(self) -> list[bytes]:
@@ -116,8 +133,12 @@ class Channel:
         received = self._received
         while len(received) - at >= _HEADER.size:
             protocol, length = _HEADER.unpack_from(received, at)
-            if protocol != PROTOCOL or length > MAX_FRAME_BYTES:
-                self.fault = "the other side speaks another version of the protocol"
+            if protocol != self._protocol or length > self.max_frame_bytes:
+                self.fault = (
+                    "the other side speaks another version of the protocol"
+                    if protocol != self._protocol
+                    else f"the other side announces a message of {length} bytes"
+                )
                 self.close()
                 break
             end = at + _HEADER.size + length

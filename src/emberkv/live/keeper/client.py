@@ -12,7 +12,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -87,9 +87,17 @@ class _OpenCopy:
 class KeeperClient:
     """Implements `Driver`. Not thread-safe: all calls come from the scheduler's thread."""
 
-    def __init__(self, place: Place, hello: Hello, joined: Joined) -> None:
+    def __init__(
+        self,
+        place: Place,
+        hello: Hello,
+        joined: Joined,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Map the arena of an attachment, which is this object's from now on."""
         answer = joined.answer
+        self._clock = clock
         self.place = place
         self.namespace = Namespace(answer.namespace)
         self.instance = joined.instance
@@ -140,17 +148,13 @@ class KeeperClient:
         return reports
 
     def reset(self) -> bool:
-        deadline_s = time.monotonic() + RESET_S
-        self._pump()  # notices a keeper that is gone
-        self._reset_number += 1
-        self._reset_owed = self._has_disk
-        if self._is_attached():
-            self._channel.send(encode(ResetTiers(self._reset_number)))
-        elif self._has_disk:
-            self._has_fresh.wait(RESET_S)
+        deadline_s = self._clock() + RESET_S
+        self.begin_reset()
+        if not self._is_attached() and self._has_disk:
+            self._await_fresh(RESET_S)
             self._pump()  # asks the new keeper for what is owed
         while self._reset_owed and self._is_attached():
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - self._clock()
             if left_s <= 0:
                 break
             self._wait(left_s)
@@ -158,6 +162,17 @@ class KeeperClient:
         if self._reset_owed:
             self._disk_down("the disk tier was not reset in time")
         return not self._reset_owed
+
+    def begin_reset(self) -> None:
+        self._pump()  # notices a keeper that is gone
+        self._reset_number += 1
+        self._reset_owed = self._has_disk
+        if self._is_attached():
+            self._channel.send(encode(ResetTiers(self._reset_number)))
+
+    @property
+    def reset_is_owed(self) -> bool:
+        return self._reset_owed
 
     def close(self, *, clean: bool) -> None:
         if self._closed:
@@ -167,9 +182,9 @@ class KeeperClient:
             self._rejoining.stop()
         if clean:
             self._channel.send(encode(Bye()))
-            deadline_s = time.monotonic() + CLOSE_S
-            while self._channel.unsent_bytes and time.monotonic() < deadline_s:
-                self._wait(deadline_s - time.monotonic())
+            deadline_s = self._clock() + CLOSE_S
+            while self._channel.unsent_bytes and self._clock() < deadline_s:
+                self._wait(deadline_s - self._clock())
                 self._channel.flush()
         self._channel.close()
         self._arena.close()
@@ -186,6 +201,9 @@ class KeeperClient:
     def _wait(self, timeout_s: float) -> None:
         channel = self._channel
         select.select([channel], [channel] if channel.unsent_bytes else [], [], max(0.0, timeout_s))
+
+    def _await_fresh(self, timeout_s: float) -> None:
+        self._has_fresh.wait(timeout_s)
 
     def _pump(self) -> None:
         """Send what waits, and take in what has arrived."""
@@ -217,6 +235,7 @@ class KeeperClient:
             case FoundChunks():
                 self._found(message)
             case PopulatedSlots(first, count):
+                _require(first + count <= self._slot_counts[RAM], "populated slots beyond the end")
                 self._populated[first : first + count] = b"\1" * count
                 self._reports.append(Populated(first, count))
             case ResetDone(number, reason) if number == self._reset_number:
@@ -237,17 +256,31 @@ class KeeperClient:
         copy = self._open.get(transfer)
         if copy is None:
             return
-        first, codes = message.first, message.codes
-        copy.is_open[first : first + len(codes)] = bytes(len(codes))
-        copy.left -= len(codes)
+        _require(
+            message.first + len(message.codes) <= len(copy.is_open),
+            "a chunk that was not asked for",
+        )
+        results = tuple(
+            (index, OUTCOMES[code])
+            for index, code in enumerate(message.codes, message.first)
+            if copy.is_open[index]  # each chunk ends once, however often it is said
+        )
+        for index, _ in results:
+            copy.is_open[index] = 0
+        copy.left -= len(results)
         if not copy.left:
             del self._open[transfer]
-        results = tuple(enumerate([OUTCOMES[code] for code in codes], first))
-        age_s = max(0.0, time.monotonic() - message.ended_s)
-        self._reports.append(CopyProgress(transfer, results, message.busy_s, age_s))
+        if results:
+            age_s = max(0.0, self._clock() - message.ended_s)
+            self._reports.append(CopyProgress(transfer, results, message.busy_s, age_s))
 
     def _found(self, message: FoundChunks) -> None:
         level = Level(message.level)
+        if level >= len(self._slot_counts):
+            return  # a disk that could not be opened at our start; this keeper could
+        if not all(slot < self._slot_counts[level] for _, _, slot in message.entries):
+            _require(level == DISK and self._disk_is_down, "a chunk beyond the end")
+            return  # of a disk that is not the one that was there before
         if level == RAM and message.last:
             self._ram_is_named = True
         # What was found before a reset is not offered any more.
@@ -317,7 +350,10 @@ class KeeperClient:
             worker_count=0,
         )
         self._has_fresh.clear()
-        self._rejoining = Rejoining(self.place, hello, self._arena.fd, self._joined)
+        self._rejoining = self._rejoin(hello)
+
+    def _rejoin(self, hello: Hello) -> Rejoining:
+        return Rejoining(self.place, hello, self._arena.fd, self._joined)
 
     def _joined(self, joined: Joined) -> None:
         """On the thread of `Rejoining`."""
@@ -346,6 +382,12 @@ class KeeperClient:
         else:
             self._disk_up()
         self._pump()
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    """Raise what an undecodable message raises for one that can't be meant."""
+    if not is_so:
+        raise msgspec.ValidationError(otherwise)
 
 
 def geometry_of(config: KeeperConfig) -> ArenaGeometry:

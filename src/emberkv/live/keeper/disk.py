@@ -13,7 +13,7 @@ import enum
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from emberkv.domain.namespace import Namespace
 from emberkv.domain.types import DISK, Copy, Entry, Outcome, Slot
@@ -59,6 +59,8 @@ class DiskTier:
 
     All methods are called on the loop's thread and return at once.
     """
+
+    io_class: ClassVar[type[TierIo]] = TierIo
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class DiskTier:
         self.state = DiskState.RESETTING
         self.reset_owed = True
         io.cancel(writes_too=True)
-        self._off_loop(io.storage.reset, lambda _, error: self._was_reset(number, error, session))
+        io.when_written(lambda: self._loop.post(lambda: self._reset_storage(number, io, session)))
 
     def close(self) -> None:
         """Let go of the storage; what runs ends by itself."""
@@ -174,13 +176,16 @@ class DiskTier:
             else:
                 self._loop.post(lambda: then(result, None))
 
-        threading.Thread(target=run, name="disk", daemon=True).start()
+        self._in_background(run)
+
+    def _in_background(self, call: Callable[[], None]) -> None:
+        threading.Thread(target=call, name="disk", daemon=True).start()
 
     def _opened(self, storage: SlotStorage | None, error: Exception | None) -> None:
         if storage is not None and self._closed:
             storage.close()
         elif storage is not None:
-            self._io = TierIo(
+            self._io = self.io_class(
                 self._arena,
                 self._seals,
                 storage,
@@ -215,7 +220,8 @@ class DiskTier:
 
         def overdue() -> None:
             nonlocal late
-            if self._session is session and not settled:
+            # A reset has told the session what there is, nothing: from then on it is being used.
+            if self._session is session and not settled and not self._has_told:
                 late = True
                 io.cancel(writes_too=True)
                 session.send(Down(DISK, "the disk does not answer"))
@@ -241,6 +247,12 @@ class DiskTier:
         for start in range(0, len(entries), FOUND_BATCH):
             session.send(found(DISK, entries[start : start + FOUND_BATCH], last=False))
         session.send(found(DISK, (), last=True))
+
+    def _reset_storage(self, number: int, io: TierIo, session: Session) -> None:
+        if not self._closed:
+            self._off_loop(
+                io.storage.reset, lambda _, error: self._was_reset(number, error, session)
+            )
 
     def _was_reset(self, number: int, error: Exception | None, session: Session) -> None:
         if self._closed:

@@ -37,6 +37,7 @@ from emberkv.live.keeper.messages import (
     Refused,
     Role,
     decode_for_client,
+    decode_for_keeper,
     encode,
 )
 
@@ -91,6 +92,7 @@ class Joining:
     """One attempt to be attached, with a deadline. `may_start` a keeper if there is none."""
 
     def __init__(self, place: Place, hello: Hello, *, timeout_s: float, may_start: bool) -> None:
+        _require_sayable(hello)
         self._place = place
         self._hello = hello
         self._timeout_s = timeout_s
@@ -160,10 +162,15 @@ class Joining:
         return self._answered(channel, frames, instance)
 
     def _answered(self, channel: Channel, frames: list[bytes], instance: str) -> Joined | None:
-        answer = decode_for_client(frames[0])
-        memory_fd = channel.take_descriptor()
-        if isinstance(answer, Attached) and memory_fd is not None:
-            return Joined(channel, answer, memory_fd, instance, frames[1:])
+        try:
+            answer = decode_for_client(frames[0])
+        except msgspec.MsgspecError as error:
+            channel.close()
+            raise KeeperError(f"the keeper says what nobody understands: {error}") from error
+        if isinstance(answer, Attached) and _fits(answer, self._hello):
+            memory_fd = channel.take_descriptor()
+            if memory_fd is not None:
+                return Joined(channel, answer, memory_fd, instance, frames[1:])
         channel.close()
         if not isinstance(answer, Refused):
             raise KeeperError(f"the keeper answers Hello with {type(answer).__name__}")
@@ -191,6 +198,22 @@ class Joining:
             return False
         probe.close()
         return True
+
+
+def _require_sayable(hello: Hello) -> None:
+    """Raise `ConfigError` for what a keeper would not even read."""
+    try:
+        decode_for_keeper(encode(hello))
+    except (msgspec.MsgspecError, OverflowError) as error:
+        raise ConfigError(f"no keeper can be asked for this configuration: {error}") from error
+
+
+def _fits(answer: Attached, hello: Hello) -> bool:
+    """Whether a keeper gives what was asked for: so many rows, and no disk unasked."""
+    ram_slots, *disk_slots = answer.slot_counts
+    return ram_slots == hello.config.slot_count and (
+        hello.config.disk is not None or not disk_slots
+    )
 
 
 def _waits_for(hello: Hello) -> str:

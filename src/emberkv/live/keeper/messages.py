@@ -4,18 +4,37 @@
     keeper → client   Attached | Refused, then Populated  Short  Found  Progress  Down  Up
                       ResetDone;  Status
 
-Slots, keys and levels travel as plain numbers and bytes; nothing is ever unpickled. Any change
-here raises `PROTOCOL` in `emberkv.live.keeper.channel`.
+Slots, keys and levels travel as plain numbers and bytes; nothing is ever unpickled. What a message
+can't mean by itself (a negative count, a key too long) is refused here; what it can't mean to its
+receiver (a slot that there is not) by the receiver. Any change here raises `PROTOCOL` in
+`emberkv.live.keeper.channel`.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
-from emberkv.domain.types import Copy, Entry, Outcome
+from emberkv.domain.types import MAX_KEY_BYTES, Copy, Entry, Outcome
+
+MAX_COUNT: Final = 1 << 48
+MAX_THREADS: Final = 1024
+MAX_SECONDS: Final = 1e9
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Threads = Annotated[int, Meta(ge=1, le=MAX_THREADS)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+TierLevel = Annotated[int, Meta(ge=0, le=1)]
+Key = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
+Name = Annotated[str, Meta(min_length=1, max_length=1 << 10)]
+Slots = tuple[Count, ...]
+Fields = tuple[tuple[str, str], ...]
 
 
 class Role(enum.StrEnum):
@@ -41,11 +60,11 @@ class DiskSettings(msgspec.Struct, frozen=True, array_like=True):
     """
 
     root_dir: str
-    size_bytes: int
+    size_bytes: Count
     size_is_default: bool = False
-    read_threads: int = 8
-    write_threads: int = 4
-    reserve_bytes: int = 0
+    read_threads: Threads = 8
+    write_threads: Threads = 4
+    reserve_bytes: Count = 0
 
 
 class KeeperConfig(msgspec.Struct, frozen=True, array_like=True):
@@ -54,9 +73,9 @@ class KeeperConfig(msgspec.Struct, frozen=True, array_like=True):
     `refuse_without_disk`: a disk tier that can't be opened is a reason not to start.
     """
 
-    slot_count: int
-    chunk_bytes: int
-    keep_s: float = 600.0
+    slot_count: Positive
+    chunk_bytes: Positive
+    keep_s: Seconds = 600.0
     disk: DiskSettings | None = None
     refuse_without_disk: bool = False
 
@@ -76,16 +95,21 @@ class Hello(Message, frozen=True, array_like=True, tag="hello"):
     """
 
     role: Role
-    engine_id: str
-    pid: int
-    rank: int
+    engine_id: Name
+    pid: Count
+    rank: Count
     config: KeeperConfig
-    namespace: tuple[tuple[str, str], ...] | None
-    worker_count: int = 0
+    namespace: Fields | None
+    worker_count: Count = 0
     rejoins: bool = False
-    populated_slots: int | None = None
-    disk_slots: int | None = None
+    populated_slots: Count | None = None
+    disk_slots: Positive | None = None
     reset_owed: bool = False
+
+    def __post_init__(self) -> None:
+        _require_named_once(self.namespace or ())
+        if self.populated_slots is not None and self.populated_slots > self.config.slot_count:
+            raise ValueError("more slots are populated than there are")
 
 
 class Attached(Message, frozen=True, array_like=True, tag="attached"):
@@ -95,11 +119,14 @@ class Attached(Message, frozen=True, array_like=True, tag="attached"):
     among them.
     """
 
-    pid: int
-    namespace: tuple[tuple[str, str], ...]
-    slot_counts: tuple[int, ...]
+    pid: Count
+    namespace: Fields
+    slot_counts: Annotated[tuple[Positive, ...], Meta(min_length=1, max_length=2)]
     taken_over: bool
     disk_failure: str | None
+
+    def __post_init__(self) -> None:
+        _require_named_once(self.namespace)
 
 
 class Refused(Message, frozen=True, array_like=True, tag="refused"):
@@ -112,13 +139,20 @@ class Refused(Message, frozen=True, array_like=True, tag="refused"):
 class CopyOrder(msgspec.Struct, frozen=True, array_like=True):
     """A `Copy`. `parents` is only the first chunk's if each later parent is the key before."""
 
-    transfer: int
-    source: int
-    target: int
-    keys: tuple[bytes, ...]
-    parents: tuple[bytes | None, ...]
-    source_slots: tuple[int, ...]
-    target_slots: tuple[int, ...]
+    transfer: Number
+    source: TierLevel
+    target: TierLevel
+    keys: Annotated[tuple[Key, ...], Meta(min_length=1)]
+    parents: tuple[Key | None, ...]
+    source_slots: Slots
+    target_slots: Slots
+
+    def __post_init__(self) -> None:
+        count = len(self.keys)
+        if {len(self.source_slots), len(self.target_slots)} != {count}:
+            raise ValueError("a copy names a source and a target for each chunk")
+        if len(self.parents) not in {1, count}:
+            raise ValueError("a copy names the first chunk's parent, or every one's")
 
 
 class Submit(Message, frozen=True, array_like=True, tag="submit"):
@@ -130,13 +164,13 @@ class Submit(Message, frozen=True, array_like=True, tag="submit"):
 class Seal(Message, frozen=True, array_like=True, tag="seal"):
     """Asks for checksums of READY rows."""
 
-    slots: tuple[int, ...]
+    slots: Slots
 
 
 class ResetTiers(Message, frozen=True, array_like=True, tag="reset"):
     """Asks to make everything held unusable; answered by ResetDone of the same number."""
 
-    number: int
+    number: Number
 
 
 class Bye(Message, frozen=True, array_like=True, tag="bye"):
@@ -153,53 +187,57 @@ class Progress(Message, frozen=True, array_like=True, tag="progress"):
     `ended_s` is when, on the clock that all processes of a machine share.
     """
 
-    transfer: int
-    first: int
+    transfer: Number
+    first: Count
     codes: bytes
-    busy_s: float
-    ended_s: float
+    busy_s: Seconds
+    ended_s: Seconds
+
+    def __post_init__(self) -> None:
+        if self.codes and max(self.codes) >= len(OUTCOMES):
+            raise ValueError("a code that names no outcome")
 
 
 class FoundChunks(Message, frozen=True, array_like=True, tag="found"):
     """Chunks (key, parent, slot) that a tier holds from before; `last`: it has no more."""
 
-    level: int
-    entries: tuple[tuple[bytes, bytes | None, int], ...]
+    level: TierLevel
+    entries: tuple[tuple[Key, Key | None, Count], ...]
     last: bool
 
 
 class PopulatedSlots(Message, frozen=True, array_like=True, tag="populated"):
     """RAM slots that are backed by memory and touched by nobody; workers hear of them too."""
 
-    first_slot: int
-    slot_count: int
+    first_slot: Count
+    slot_count: Count
 
 
 class MemoryEnds(Message, frozen=True, array_like=True, tag="short"):
     """The arena stays at its first `slot_count` slots: there is no more memory."""
 
-    slot_count: int
+    slot_count: Count
     reason: str
 
 
 class Down(Message, frozen=True, array_like=True, tag="down"):
     """A tier can't be used for now."""
 
-    level: int
+    level: TierLevel
     reason: str
 
 
 class Up(Message, frozen=True, array_like=True, tag="up"):
     """A tier that was down can be used; what it holds is named next."""
 
-    level: int
-    slot_count: int
+    level: TierLevel
+    slot_count: Count
 
 
 class ResetDone(Message, frozen=True, array_like=True, tag="reset done"):
     """A reset is durable, or why it is not."""
 
-    number: int
+    number: Number
     reason: str | None
 
 
@@ -207,23 +245,29 @@ class Holder(msgspec.Struct, frozen=True, array_like=True):
     """An attached process."""
 
     role: Role
-    pid: int
-    rank: int
+    pid: Count
+    rank: Count
 
 
 class Status(Message, frozen=True, array_like=True, tag="status"):
     """How a keeper is doing. `seconds_left` is how long it will wait for a new engine."""
 
-    pid: int
+    pid: Count
     instance: str
-    namespace: tuple[tuple[str, str], ...]
-    arena_bytes: int
-    ready_chunks: int
+    namespace: Fields
+    arena_bytes: Number
+    ready_chunks: Count
     holders: tuple[Holder, ...]
-    age_s: float
-    seconds_left: float | None
+    age_s: Seconds
+    seconds_left: Seconds | None
     disk: str
-    chunks_under_way: int
+    chunks_under_way: Count
+
+
+def _require_named_once(fields: Fields) -> None:
+    names = [name for name, _ in fields]
+    if len(set(names)) != len(names) or not all(names):
+        raise ValueError("a namespace names each field once")
 
 
 ToKeeper = Hello | Submit | Seal | ResetTiers | Bye | StatusRequest
@@ -252,12 +296,18 @@ encode = _encoder.encode
 
 def decode_for_keeper(frame: bytes) -> ToKeeper:
     """A message from a client. Raises `msgspec.MsgspecError` for anything else."""
-    return _keeper_decoder.decode(frame)
+    try:
+        return _keeper_decoder.decode(frame)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
 
 
 def decode_for_client(frame: bytes) -> FromKeeper:
     """A message from the keeper. Raises `msgspec.MsgspecError` for anything else."""
-    return _client_decoder.decode(frame)
+    try:
+        return _client_decoder.decode(frame)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
 
 
 def order_of(copy: Copy) -> CopyOrder:

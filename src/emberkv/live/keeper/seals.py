@@ -1,6 +1,7 @@
 """Seals: a checksum in a slot's header that says which bytes its generation holds.
 
-Only a sealed row that still matches may be taken over by a restarted engine. Every change of a
+A second one covers the header itself: the key, its parent, the generation and the row's checksum.
+Only a sealed row that still matches both may be taken over by a restarted engine. Every change of a
 header made by the keeper is made here, under one lock, and only if the slot's generation is still
 the one the checksum was computed for.
 """
@@ -17,10 +18,14 @@ import numpy.typing as npt
 import xxhash
 
 from emberkv.domain.types import Entry, Slot
-from emberkv.live.arena import READY, Arena
+from emberkv.live.arena import HEADER, READY, Arena
 
 Slots = npt.NDArray[np.int64]
 Generations = npt.NDArray[np.uint64]
+
+_FIELDS: Final = dict(HEADER.fields or {})
+_NAMED: Final = slice(_FIELDS["key_bytes"][1], _FIELDS["tick"][1])
+_ROW_CHECKSUM: Final = slice(_FIELDS["checksum"][1], _FIELDS["sealed"][1])
 
 VERIFY_BATCH_BYTES: Final = 64 << 20
 VERIFY_BATCH_SLOTS: Final = 1024
@@ -29,6 +34,12 @@ VERIFY_BATCH_SLOTS: Final = 1024
 def checksum(row: memoryview) -> int:
     """The checksum of a payload: xxh3-64, the same in headers and on disk."""
     return xxhash.xxh3_64_intdigest(row)
+
+
+def identity(header: np.void) -> int:
+    """The checksum of what a header says of its row: xxh3-64, without state, tick and `sealed`."""
+    raw = header.tobytes()
+    return xxhash.xxh3_64_intdigest(raw[_NAMED] + raw[_ROW_CHECKSUM])
 
 
 class Seals:
@@ -40,8 +51,10 @@ class Seals:
         self._epoch = 0
         self._stopped = False
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="seal", daemon=True)
-        self._thread.start()
+        self._start()
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name="seal", daemon=True).start()
 
     def generations(self, slots: Slots) -> Generations:
         """The present generation of each slot."""
@@ -93,6 +106,7 @@ class Seals:
         with self._lock:
             self._epoch += 1
             self._arena.headers["sealed"] = 0
+            self._arena.headers["identity"] = 0  # one damaged bit of `sealed` must not undo this
 
     def verify(self, on_batch: Callable[[list[Entry], bool], None]) -> None:
         """After what was requested before, compare every sealed READY row with its checksum.
@@ -130,8 +144,11 @@ class Seals:
             if epoch != self._epoch:
                 return
             same = headers["generation"][slots] == generations
-            headers["checksum"][slots[same]] = np.asarray(checksums, dtype=np.uint64)[same]
-            headers["sealed"][slots[same]] = generations[same]
+            at = slots[same]
+            headers["checksum"][at] = np.asarray(checksums, dtype=np.uint64)[same]
+            # Of a slot that is renamed just now this may be anything; its generation has changed.
+            headers["identity"][at] = [identity(headers[slot]) for slot in at.tolist()]
+            headers["sealed"][at] = generations[same]
 
     def _verify(self, on_batch: Callable[[list[Entry], bool], None]) -> None:
         headers = self._arena.headers
@@ -146,7 +163,8 @@ class Seals:
             batch = [
                 self._arena.entry(Slot(slot))
                 for slot in slots[start : start + step].tolist()
-                if checksum(self._arena.row(Slot(slot))) == int(headers["checksum"][slot])
+                if identity(headers[slot]) == int(headers["identity"][slot])
+                and checksum(self._arena.row(Slot(slot))) == int(headers["checksum"][slot])
             ]
             on_batch(batch, False)
         on_batch([], True)

@@ -11,12 +11,13 @@ import logging
 import os
 import socket
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from emberkv.domain.namespace import Namespace
 from emberkv.errors import EmberError, KeeperError, UsageError
-from emberkv.live.keeper.channel import Channel, require_same_user
+from emberkv.live.keeper.channel import MAX_FRAME_BYTES, Channel, require_same_user
 from emberkv.live.keeper.disk import OpenStorage
 from emberkv.live.keeper.loop import Loop
 from emberkv.live.keeper.messages import (
@@ -38,7 +39,10 @@ from emberkv.live.keeper.messages import (
     decode_for_keeper,
     encode,
 )
-from emberkv.live.keeper.tenancy import Household, Tenancy
+from emberkv.live.keeper.tenancy import Household, Tenancy, require_arena
+
+MAX_STRANGERS_BYTES: Final = 1 << 20
+"""Of one message from who is not attached, and of what may wait for such a one to read it."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +121,7 @@ class Keeper:
             sock.close()
             return
         peer = _Peer(Channel(sock, takes_descriptors=True), self._loop.now_s())
+        peer.channel.max_frame_bytes = MAX_STRANGERS_BYTES
         self._peers.append(peer)
         self._loop.watch(peer.channel, lambda: self._ready(peer))
 
@@ -125,11 +130,19 @@ class Keeper:
         channel.flush()
         for frame in channel.receive():
             try:
+                self._require_reader(peer)
                 self._hear(peer, decode_for_keeper(frame))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, KeeperError) as error:
                 _log.warning("a message that is none: %s", error)
                 channel.close()
+                break
         self._after_sending(peer)
+
+    @staticmethod
+    def _require_reader(peer: _Peer) -> None:
+        """Raise `KeeperError` for who asks without reading what it is answered."""
+        if not peer.attached and peer.channel.unsent_bytes > MAX_STRANGERS_BYTES:
+            raise KeeperError("a peer asks on and reads no answer")
 
     def _after_sending(self, peer: _Peer) -> None:
         channel = peer.channel
@@ -163,8 +176,12 @@ class Keeper:
     def _hear(self, peer: _Peer, message: ToKeeper) -> None:
         tenancy = self._tenancy
         match message:
+            case Hello() if peer.hello is not None:
+                raise KeeperError("a second Hello")
             case Hello():
                 peer.hello = message
+                if peer.memory_fd is not None:  # of a Hello that was turned down
+                    os.close(peer.memory_fd)
                 peer.memory_fd = peer.channel.take_descriptor()
                 peer.since_s = self._loop.now_s()
                 self._loop.call_later(self._patience.predecessor_s, self._settle)
@@ -202,6 +219,9 @@ class Keeper:
             except EmberError as error:
                 kind = Refusal.CONFIG if isinstance(error, UsageError) else Refusal.WORLD
                 answer = Refused(kind, str(error))
+            except Exception as error:
+                _log.exception("a Hello that nothing can be made of")  # others still wait
+                answer = Refused(Refusal.WORLD, str(error))
             if isinstance(answer, Refused):
                 _log.info("turned away: %s", answer.reason)
                 peer.hello, peer.inside = None, False
@@ -265,6 +285,8 @@ class Keeper:
 
     def _move_in(self, peer: _Peer, hello: Hello) -> None:
         """Make room for an engine: what is kept, if it may have it, or new."""
+        if peer.memory_fd is not None:
+            require_arena(peer.memory_fd, hello.config)
         before = self._tenancy
         self._ends_at_s = None
         if before is not None:
@@ -282,6 +304,7 @@ class Keeper:
 
     def _attach(self, peer: _Peer, hello: Hello, tenancy: Tenancy) -> None:
         peer.attached = True
+        peer.channel.max_frame_bytes = MAX_FRAME_BYTES
         disk = tenancy.disk
         failure = disk.failure if disk is not None and not disk.slot_count else None
         answer = Attached(

@@ -6,9 +6,11 @@ the same; else fresh memory. All methods run on the loop's thread and return at 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -65,13 +67,17 @@ class Household:
 
 
 class Tenancy:
-    """What the keeper holds for one engine."""
+    """What the keeper holds for one engine. Its parts run on threads of their own."""
+
+    seals_class: ClassVar[type[Seals]] = Seals
+    population_class: ClassVar[type[Population]] = Population
+    disk_class: ClassVar[type[DiskTier]] = DiskTier
 
     def __init__(self, house: Household, hello: Hello, memory_fd: int | None) -> None:
         """Prepare for the engine of `hello`; its namespace must be given.
 
-        `memory_fd` is the memory of a keeper that died; it stays the caller's. Raises
-        `KeeperError` if the arena can't be made.
+        `memory_fd` is the memory of a keeper that died, known by `require_arena` to be one; it
+        stays the caller's. Raises `KeeperError` if the arena can't be made.
         """
         self.config = hello.config
         self.engine_id = hello.engine_id
@@ -84,9 +90,9 @@ class Tenancy:
         self._ram_told = True
         self._session = Session(house.loop)
         self.arena = _arena(hello.config, memory_fd)
-        self.seals = Seals(self.arena)
+        self.seals = self.seals_class(self.arena)
         self._populated = 0 if memory_fd is None else hello.populated_slots or 0
-        self._population = Population(
+        self._population = self.population_class(
             self.arena,
             self._populated,
             lambda first, count: self._loop.post(lambda: self._piece(first, count)),
@@ -220,7 +226,7 @@ class Tenancy:
                 raise
             return storage
 
-        disk = DiskTier(
+        disk = self.disk_class(
             self._loop,
             self.arena,
             self.seals,
@@ -304,6 +310,22 @@ def _arena(config: KeeperConfig, memory_fd: int | None) -> Arena:
         return Arena(fd, geometry)
     finally:
         os.close(fd)
+
+
+def require_arena(memory_fd: int, config: KeeperConfig) -> None:
+    """Raise `KeeperError` unless this is the memory of such an arena, which nobody can shrink.
+
+    A fault in memory that is gone would end the process.
+    """
+    try:
+        seals = fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise KeeperError("what was brought is no memory of an arena") from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise KeeperError("the memory that was brought may shrink")
+    geometry = ArenaGeometry(config.slot_count, config.chunk_bytes)
+    if os.fstat(memory_fd).st_size != geometry.total_bytes:
+        raise KeeperError("the memory that was brought has another size than its arena")
 
 
 def _sized(settings: DiskSettings, slots: int, chunk_bytes: int) -> DiskSettings:

@@ -75,12 +75,18 @@ class TierIo:
         self._lock = threading.Lock()
         self._unfinished = 0
         self._round = 0
+        self._write_round = 0
+        self._writing = 0
+        self._when_written: list[Callable[[], None]] = []
         self._reading: dict[_Batch, Callable[[list[Slot]], None] | None] = {}
         self._when_idle: list[Callable[[], None]] = []
         self._pools = (
             (self._reads, self._read, read_threads),
             (self._writes, self._write, write_threads),
         )
+        self._start()
+
+    def _start(self) -> None:
         for waiting, work, count in self._pools:
             for _ in range(count):
                 threading.Thread(target=self._run, args=(waiting, work), daemon=True).start()
@@ -102,19 +108,19 @@ class TierIo:
         waiting = self._reads if upward else self._writes
         with self._lock:
             self._unfinished += len(slots)
+            this_round = self._round if upward else self._write_round
         for first in range(0, len(slots), self._batch_chunks):
             last = min(first + self._batch_chunks, len(slots))
             part = slice(first, last)
             waiting.put(
-                _Batch(
-                    copy, first, last, slots[part], generations[part], epoch, self._round, report
-                )
+                _Batch(copy, first, last, slots[part], generations[part], epoch, this_round, report)
             )
 
     def cancel(self, *, writes_too: bool) -> None:
         """Report queued promotions, or everything queued, as SHED; what runs goes on."""
         with self._lock:
             self._round += 1
+            self._write_round += writes_too
         for waiting, work, count in self._pools:
             if work == self._write and not writes_too:
                 continue
@@ -146,6 +152,17 @@ class TierIo:
         with self._lock:
             if self._unfinished:
                 self._when_idle.append(call)
+                return
+        call()
+
+    def when_written(self, call: Callable[[], None]) -> None:
+        """Make a call, on whatever thread, as soon as no write runs; cancel the queued ones first.
+
+        What begins to be written after a reset is of what follows it; so nothing from before may.
+        """
+        with self._lock:
+            if self._writing:
+                self._when_written.append(call)
                 return
         call()
 
@@ -202,6 +219,31 @@ class TierIo:
         return outcomes
 
     def _write(self, batch: _Batch) -> Sequence[Outcome]:
+        if not self._begin_write(batch):
+            return [Outcome.SHED] * (batch.last - batch.first)
+        try:
+            return self._write_begun(batch)
+        finally:
+            self._end_write()
+
+    def _begin_write(self, batch: _Batch) -> bool:
+        """Whether a batch may still be written; if so it counts as running."""
+        with self._lock:
+            if batch.round != self._write_round:
+                return False
+            self._writing += 1
+        return True
+
+    def _end_write(self) -> None:
+        calls: list[Callable[[], None]] = []
+        with self._lock:
+            self._writing -= 1
+            if not self._writing:
+                calls, self._when_written = self._when_written, []
+        for call in calls:
+            call()
+
+    def _write_begun(self, batch: _Batch) -> Sequence[Outcome]:
         copy = batch.copy
         if self._is_stale(batch):
             return [Outcome.SHED] * (batch.last - batch.first)

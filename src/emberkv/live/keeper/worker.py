@@ -96,10 +96,17 @@ class WorkerAttachment:
 
     def _serve(self, joined: Joined) -> None:
         channel = joined.channel
-        self._hear(joined.later)
-        while not channel.closed:
+        frames = joined.later
+        while True:
+            try:
+                self._hear(frames)
+            except msgspec.MsgspecError as error:
+                channel.fault = f"it says what nobody understands: {error}"
+                channel.close()
+            if channel.closed:
+                break
             select.select([channel], [], [])
-            self._hear(channel.receive())
+            frames = channel.receive()
         with self._lock:
             if self._closed:
                 return
@@ -110,6 +117,8 @@ class WorkerAttachment:
         for frame in frames:
             message = decode_for_client(frame)
             if isinstance(message, PopulatedSlots):
+                if message.first_slot + message.slot_count > self._arena.geometry.slot_count:
+                    raise msgspec.ValidationError("populated slots beyond the end")
                 map_slots(self._arena, message.first_slot, message.slot_count)
 
     def _rejoined(self, joined: Joined) -> None:
