@@ -6,9 +6,6 @@ For self-checks, which want every answer from its tier; `emberkv serve` never na
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from vllm.v1.kv_offload.base import OffloadingManager
 
 from emberkv.core.costs import ComputeCost, Piece
 from emberkv.core.economy import Terms
@@ -16,7 +13,6 @@ from emberkv.core.limits import Limits
 from emberkv.core.residents import Residents
 from emberkv.core.retention import Quotas
 from emberkv.core.stack import TierStack
-from emberkv.engines.vllm.build import build_manager
 from emberkv.engines.vllm.spec import EmberOffloadingSpec
 
 
@@ -27,23 +23,17 @@ class _Unmeasured(ComputeCost):
         """Learn nothing."""
 
 
-def eager_stack(
-    tiers: Sequence[Residents], limits: Limits, terms: Terms, quotas: Quotas
-) -> TierStack:
+class EagerStack(TierStack):
     """A stack that never finds computing quicker than loading."""
-    stack = TierStack(tiers, limits, terms, quotas)
-    stack.economy.compute = _Unmeasured(())
-    return stack
+
+    def __init__(
+        self, tiers: Sequence[Residents], limits: Limits, terms: Terms, quotas: Quotas
+    ) -> None:
+        super().__init__(tiers, limits, terms, quotas)
+        self.economy.compute = _Unmeasured(())
 
 
 class EagerOffloadingSpec(EmberOffloadingSpec):
     """Otherwise as the ordinary one."""
 
-    def get_manager(self, **_: Any) -> OffloadingManager:
-        return build_manager(
-            self.open_driver(),
-            self.settings,
-            tokens_per_chunk=self.tokens_per_chunk,
-            clock=self.clock,
-            make_stack=eager_stack,
-        )
+    make_stack = EagerStack

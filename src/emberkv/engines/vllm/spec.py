@@ -17,6 +17,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from emberkv import config as configuration
+from emberkv.core.stack import TierStack
 from emberkv.engines.vllm import compat, metrics
 from emberkv.engines.vllm.build import build_manager
 from emberkv.engines.vllm.context import find_vllm_config
@@ -31,6 +32,8 @@ from emberkv.live.driver import Driver
 
 class EmberOffloadingSpec(OffloadingSpec):
     """Cheap to build: vLLM builds one per process and role. Resources come with the getters."""
+
+    make_stack = TierStack
 
     @classmethod
     def build_metric_definitions(
@@ -84,6 +87,7 @@ class EmberOffloadingSpec(OffloadingSpec):
             tokens_per_chunk=self.tokens_per_chunk,
             clock=self.clock,
             hash_prompt=self._prompt_hasher(),
+            make_stack=self.make_stack,
         )
 
     def _prompt_hasher(self) -> PromptHasher | None:
