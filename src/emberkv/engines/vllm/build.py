@@ -29,6 +29,8 @@ STRICT_VARIABLE = "EMBERKV_STRICT"
 PROBE_BYTES = 16 << 20
 """What a tier that is not loaded from is tried with: enough to tell its delay from its pace."""
 
+MakeStack = Callable[[Sequence[Residents], Limits, Terms, Quotas], TierStack]
+
 
 def build_manager(
     driver: Driver,
@@ -36,7 +38,7 @@ def build_manager(
     *,
     tokens_per_chunk: int,
     clock: Callable[[], float],
-    make_stack: Callable[[Sequence[Residents], Limits, Terms, Quotas], TierStack] = TierStack,
+    make_stack: MakeStack = TierStack,
     hash_prompt: HashPrompt | None = None,
 ) -> EmberOffloadingManager:
     """The manager that vLLM calls, over a driver's tiers. `clock` gives monotonic seconds.

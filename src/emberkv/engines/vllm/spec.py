@@ -19,7 +19,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from emberkv import config as configuration
 from emberkv.core.stack import TierStack
 from emberkv.engines.vllm import compat, metrics
-from emberkv.engines.vllm.build import build_manager
+from emberkv.engines.vllm.build import MakeStack, build_manager
 from emberkv.engines.vllm.context import find_vllm_config
 from emberkv.engines.vllm.hashing import PromptHasher
 from emberkv.engines.vllm.keeping import KeeperTerms
@@ -33,7 +33,7 @@ from emberkv.live.driver import Driver
 class EmberOffloadingSpec(OffloadingSpec):
     """Cheap to build: vLLM builds one per process and role. Resources come with the getters."""
 
-    make_stack = TierStack
+    make_stack: MakeStack = TierStack
 
     @classmethod
     def build_metric_definitions(
