@@ -31,6 +31,9 @@ BYPASS_S: Final = 2.0
 RETURN_S: Final = 10.0
 """A tier that has recovered is back within this time, or within two rounds of the load."""
 
+READY_S: Final = 60.0
+"""Before anything goes wrong the tier is waited for longer: the drill before may still tell."""
+
 HUNG_SHARE: Final = 0.05
 """Of what computing everything takes, a request may lose this to a tier that does nothing."""
 
@@ -79,7 +82,7 @@ def _baseline(scene: Scene, name: str) -> None:
     phase = f"{name}: baseline"
     _phase(scene, phase)
     tiers = ["disk"] if scene.has_disk else ["ram"]
-    if scene.wait_until_loaded(phase, tiers, RETURN_S) is None:
+    if scene.wait_until_loaded(phase, tiers, READY_S) is None:
         reasons = Counter(
             str(scene.facts(each)["why_not_more"])
             for each in scene.load.samples(phase)
