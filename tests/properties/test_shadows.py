@@ -26,7 +26,8 @@ class Table:
         self.kept = self.ram.insert(KEYS, [None, *KEYS[:-1]], VisitId(0))
         for resident in self.kept:
             resident.state = State.READY
-        self.shadows = Shadows(self.ram, self.reserve, self.ram.free_held)
+        self.shadows = Shadows(self.ram)
+        self.shadows.use(self.reserve, self.ram.free_held)
 
     def reserve(self, count: int) -> Sequence[Slot]:
         slots = sorted(self.ram.free_slots())[:count]

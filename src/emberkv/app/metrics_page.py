@@ -12,6 +12,7 @@ _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNKS: Final = "emberkv:tier_chunks"
+_EVENTS: Final = "emberkv:chunks_total"
 _UNDER_WAY: Final = "emberkv:copies_under_way_chunks"
 
 
@@ -40,6 +41,10 @@ class Page:
     def chunks(self, tier: str) -> int:
         """Chunks resident in a tier."""
         return round(self.total(_CHUNKS, {"tier": tier}))
+
+    def promoted_chunks(self) -> int:
+        """Chunks that have been brought up to RAM so far."""
+        return round(self.total(_EVENTS, {"tier": "ram", "event": "promoted"}))
 
     def chunks_under_way(self, tier: str) -> int:
         """Chunks on their way into a tier."""

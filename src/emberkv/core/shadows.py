@@ -43,20 +43,30 @@ class _Watched:
 class Shadows:
     """All canary requests under way.
 
-    `reserve` takes up to so many free slots of RAM out of use, at once; `release` gives them back.
+    Without spare rows to `use`, nothing is ever compared.
     """
 
-    def __init__(
+    def __init__(self, ram: Residents) -> None:
+        self._ram = ram
+        self._reserve: Callable[[int], Sequence[Slot]] = lambda _: ()
+        self._release: Callable[[Sequence[Slot]], None] = lambda _: None
+        self._watched: dict[RequestId, _Watched] = {}
+        self._comparing: set[Shadow] = set()
+
+    def use(
         self,
-        ram: Residents,
         reserve: Callable[[int], Sequence[Slot]],
         release: Callable[[Sequence[Slot]], None],
     ) -> None:
-        self._ram = ram
+        """`reserve` takes up to so many spare rows out of use; `release` gives them back."""
         self._reserve = reserve
         self._release = release
-        self._watched: dict[RequestId, _Watched] = {}
-        self._comparing: set[Shadow] = set()
+
+    def pinned(self) -> list[ChunkKey]:
+        """For checks: the kept chunks that are pinned, once per pin."""
+        waiting = [key for each in self._watched.values() for key in each.waiting]
+        writing = [key for each in self._watched.values() for key in each.writing]
+        return [*waiting, *writing, *(shadow.key for shadow in self._comparing)]
 
     def __contains__(self, request: RequestId) -> bool:
         return request in self._watched

@@ -162,6 +162,14 @@ def distances(
 
 
 @dataclass(frozen=True, slots=True)
+class KvRows:
+    """What an arena's rows hold: so many equal parts, a layer of a rank each, of one type."""
+
+    kv_type: KvType
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """A chunk's kept row and the spare row that its recomputation was written to.
 

@@ -19,7 +19,15 @@ from emberkv.errors import UsageError, WorldError
 if TYPE_CHECKING:
     from emberkv.app.launch import ServeOptions
 
-_NOT_OWN = ("instance", "request_log", "on_busy_disk", "print_command", "no_control", "guard")
+_NOT_OWN = (
+    "instance",
+    "request_log",
+    "on_busy_disk",
+    "print_command",
+    "no_control",
+    "guard",
+    "canary",
+)
 """Options of `serve` that mean nothing to a server of one's own."""
 
 
