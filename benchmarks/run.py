@@ -31,6 +31,12 @@ SCRIPTS = (
     "engine_vs_native",
     "no_reuse",
     "crash_kills",
+    "fault_simulator",
+    "slow_disk",
+    "hung_disk",
+    "crowded_ram",
+    "mixed_lengths",
+    "promotion_waste",
 )
 
 

@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         phases, kept = _run(scratch, screen, keep=options.keep)
         status = verdict(phases, screen)
+        if options.facts is not None:
+            options.facts.write_text(json.dumps([facts_of(phase) for phase in phases]))
         if kept is not None:
             _show_how_to_try(kept, scratch, screen)
     except UsageError as error:
@@ -88,6 +90,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         help="a directory on a real disk for logs and the disk tier (default: in the user's cache)",
     )
+    parser.add_argument("--facts", type=Path, help="a file for what was measured, as JSON")
     return parser.parse_args(arguments)
 
 
@@ -189,6 +192,18 @@ def _play_ember(
             conversation.go_on(question.text, baseline.first_line, reply.answer.prompt_tokens)
         side.end(phase)
     return [*phases, next_phase]
+
+
+def facts_of(phase: Phase) -> dict[str, object]:
+    """What was measured in a phase, in plain values."""
+    return {
+        "phase": phase.name,
+        "problems": phase.problems(),
+        "promoted_tokens": phase.promoted_tokens,
+        "promoted_and_used_tokens": phase.promoted_and_used_tokens,
+        "first_token_s": [turn.answer.first_token_s for turn in phase.turns],
+        "baseline_first_token_s": [turn.baseline.first_token_s for turn in phase.turns],
+    }
 
 
 def verdict(phases: Sequence[Phase], screen: Screen) -> int:

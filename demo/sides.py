@@ -30,6 +30,9 @@ KEEP_S: Final = 300
 TIER_DIRECTORY: Final = "tier"
 CHUNK_BYTES: Final = 30 * 3 * 64 * 2 * BLOCK_TOKENS * 4
 """SmolLM2-135M in float32: 30 layers, 3 heads of 64, key and value, 32 tokens, 4 bytes."""
+MOST_WASTE: Final = 0.05
+"""Of what is brought up from disk, so much may go unused."""
+
 SETTLE_S: Final = 20.0
 _POLL_S: Final = 0.05
 _WARM_UP: Final = "The quick brown fox"
@@ -146,6 +149,7 @@ class EmberSide(PlainSide):
             self._keeper = find_keeper(self._instance)
         phase.require(self._keeper is not None, "no keeper is running")
         self._read_bytes = self._keeper_read()
+        self._began = self._page()
 
     def _kill_server(self, phase: Phase) -> None:
         """The keeper lives on with its memory, and the next server has to find it."""
@@ -186,6 +190,7 @@ class EmberSide(PlainSide):
 
     def end(self, phase: Phase) -> None:
         """A phase is from disk only if the keeper really read that many bytes from the device."""
+        self._note_waste(phase)
         read_bytes = self._keeper_read() - self._read_bytes
         wanted = phase.sources.disk // BLOCK_TOKENS * CHUNK_BYTES
         if phase.source is Source.DISK:
@@ -194,6 +199,19 @@ class EmberSide(PlainSide):
                 f"for {wanted / 1e6:,.0f} MB of chunks"
             )
             phase.require(read_bytes >= wanted, "the bytes did not come from the device")
+
+    def _note_waste(self, phase: Phase) -> None:
+        """What was brought up from disk in vain was paid for by someone else's wait."""
+        page = self._page()
+        promoted = page.promoted_chunks() - self._began.promoted_chunks()
+        phase.promoted_tokens = promoted * BLOCK_TOKENS
+        phase.promoted_and_used_tokens = ember_sources(self._began, page).disk
+        most = phase.promoted_and_used_tokens * (1 + MOST_WASTE) + BLOCK_TOKENS
+        phase.require(
+            phase.promoted_tokens <= most,
+            f"{phase.promoted_tokens} tokens were brought up from disk, and "
+            f"{phase.promoted_and_used_tokens} of them used",
+        )
 
     def close(self) -> None:
         super().close()

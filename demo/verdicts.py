@@ -69,6 +69,8 @@ class Phase:
     source: Source
     turns: list[Turn] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    promoted_tokens: int = 0
+    promoted_and_used_tokens: int = 0
 
     def require(self, holds: bool, otherwise: str) -> None:
         """Note a failure unless something holds."""

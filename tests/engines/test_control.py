@@ -218,7 +218,8 @@ def _purge(server: RealServer) -> None:
     assert dry_run(server, document(42))["stretches"][0]["place"] == "ram"
     run("control", "-i", name, "purge")
     told = dry_run(server, document(42))
-    assert told["stretches"][0]["reason"] == "purge"
+    # Unless the load pushed it out of RAM just before.
+    assert told["stretches"][0]["reason"] in ("purge", "evicted")
     answered = server.ask(document(42))
     assert answered.sources.ram == answered.sources.disk == 0
 

@@ -262,10 +262,10 @@ def promotions_are_unlimited(patch: Patch) -> None:
     plan = Promotions._plan
 
     def unbounded(self: Promotions, lease: Lease, now_s: float) -> None:
-        limits = self._limits
-        self._limits = Limits(limits.write_behind_chunks, 1_000_000)
+        limits = self._transfers.limits
+        self._transfers.limits = Limits(limits.write_behind_chunks, 1_000_000)
         plan(self, lease, now_s)
-        self._limits = limits
+        self._transfers.limits = limits
 
     patch.setattr(Promotions, "_plan", unbounded)
 

@@ -13,6 +13,7 @@ from emberkv.core.stack import TierStack
 from emberkv.core.transfers import Transfers
 from emberkv.domain.types import RAM, ChunkKey, Copy, Level, Outcome, RequestId, Slot, TransferId
 from emberkv.live.arena import Arena
+from emberkv.live.carrier import Carrier
 from emberkv.live.driver import CopyProgress
 from emberkv.live.intake import Intake
 from emberkv.live.keeper.client import KeeperClient
@@ -257,17 +258,17 @@ def a_waiting_request_is_told_of_hits(patch: Patch) -> None:
 
 @mutant
 def effects_of_a_store_are_left_behind(patch: Patch) -> None:
-    carry_out = TierManager._carry_out
+    carry_out = Carrier.carry_out
 
-    def half(self: TierManager) -> set[Slot]:
-        effects = self.stack.take_effects()
-        self.stack.take_effects = lambda: effects[:-1]  # type: ignore[method-assign]
+    def half(self: Carrier) -> set[Slot]:
+        effects = self._stack.take_effects()
+        self._stack.take_effects = lambda: effects[:-1]  # type: ignore[method-assign]
         try:
             return carry_out(self)
         finally:
-            del self.stack.take_effects  # type: ignore[method-assign]
+            del self._stack.take_effects  # type: ignore[method-assign]
 
-    patch.setattr(TierManager, "_carry_out", half)
+    patch.setattr(Carrier, "carry_out", half)
 
 
 # ── keeper ───────────────────────────────────────────────────────────────────────────────────────

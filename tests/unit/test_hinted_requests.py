@@ -168,3 +168,22 @@ def test_unusable_hints_are_counted_and_named_once(caplog: object) -> None:
         engine.manager.complaints.take([("unknown", "colour")])
     samples = {(metric.name, labels): value for metric, labels, value in engine.manager.samples()}
     assert samples["emberkv:hints_unusable", ("unknown",)] == 3
+
+
+def test_who_came_later_does_not_make_an_earlier_request_late() -> None:
+    """A long new prompt right behind a returning one is held until that has its chunks."""
+    disk = ModelledDisk(first_s=0.03, chunk_s=0.0005)
+    engine = engine_with(1, disk=disk)
+    again(engine, "teaches", "t0", Hints(no_store=True))
+    assert engine.manager is not None
+    engine.play([Prompt("filler-2", engine.now_s + 1.0, 64 * TOKENS)])
+    begin_s = engine.now_s + 1.0
+    engine.play(
+        [
+            Prompt("returns", begin_s, LENGTH, text="t0"),
+            Prompt("long", begin_s, 150 * TOKENS),
+        ]
+    )
+    assert engine.facts["long"].held_s > 0.0
+    assert engine.first_token_s["returns"] < flat(0, LENGTH)
+    assert engine.first_token_s["long"] < 1.05 * (flat(0, LENGTH) + flat(0, 150 * TOKENS))

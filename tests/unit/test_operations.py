@@ -48,7 +48,8 @@ def test_status_tells_what_is_where_and_what_was_done() -> None:
     assert operations.status().requests_by_reason == {"not_stored": 1, "whole": 1}
     assert operations.status().chunks_by_event["disk"]["written_behind"] == 3
     assert operations.status().copied_bytes == {"ram_to_disk": 3 * CHUNK_BYTES}
-    assert operations.status().facts == {"guard": {"state": "watching"}}
+    assert operations.status().facts["guard"] == {"state": "watching"}
+    assert "compute_s_per_1000_tokens" in operations.status().facts["costs"]
     assert operations.status().limits["max_wait_s"] == 30.0
     assert operations.status().occurrences[0].event == "written_behind"
 

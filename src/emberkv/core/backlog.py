@@ -62,9 +62,12 @@ class Backlog:
     def park(self, request: RequestId, deadline_s: float) -> None:
         """A request waits for its chunks, and must have been computed by then."""
         prompt = self._prompts.get(request)
-        if prompt is not None and request not in self._parked:
+        if prompt is not None:
             prompt.deadline_s = deadline_s
             self._parked[request] = prompt
+
+    def is_parked(self, request: RequestId) -> bool:
+        return request in self._parked
 
     def computes(self, request: RequestId) -> None:
         """The engine has taken the request up."""

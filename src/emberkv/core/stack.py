@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
+from emberkv.core.admission import Admission
 from emberkv.core.arrivals import Arrivals
-from emberkv.core.counts import Event, Journal
+from emberkv.core.counts import Journal
 from emberkv.core.economy import Economy, Terms
 from emberkv.core.evictions import Evictions
 from emberkv.core.gates import Gate, Gates, Levels
@@ -25,6 +26,7 @@ from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
 from emberkv.core.residents import READY, Resident, Residents, State
 from emberkv.core.retention import Quotas, Retention
+from emberkv.core.shadows import Shadows
 from emberkv.core.transfers import Transfers
 from emberkv.core.visits import Visit, Visits
 from emberkv.core.write_behind import WriteBehind
@@ -65,6 +67,7 @@ class TierStack:
         self.retention = Retention(self.tiers, quotas or Quotas())
         self.transfers = Transfers(self.tiers, limits, self.economy.reads)
         self._evictions = Evictions(self.journal, self.retention)
+        self._admission = Admission(self.tiers, self.journal, self._evictions, self.gates)
         self.promotions = Promotions(
             self.transfers, self.journal, self._evictions, self.retention, self.economy
         )
@@ -80,6 +83,7 @@ class TierStack:
             self.transfers, self.promotions, self.write_behind, self._evictions, self.journal
         )
         self.visits = Visits(self.tiers)
+        self.shadows = Shadows(self.tiers[RAM])
         self._loads: dict[RequestId, tuple[list[Resident], float]] = {}
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
         self._ended: set[RequestId] = set()
@@ -115,7 +119,7 @@ class TierStack:
     ) -> None:
         """A step of the engine has computed these tokens of prompts, and `others` beside.
 
-        `seconds` is how long it took, None where nobody knows.
+        `seconds` is None where nobody knows how long it took.
         """
         self.economy.computed(pieces, others, seconds)
 
@@ -135,6 +139,7 @@ class TierStack:
         if request not in self._loads:
             self.promotions.close(request)
         self.gates.forget(request)
+        self.shadows.ended(request)
         visit = self.visits.find(request)
         if visit is not None and visit.hints.end_of_session and visit.hints.session is not None:
             self.retention.end_session(visit.tenant, visit.hints.session)
@@ -182,6 +187,12 @@ class TierStack:
         """Whether a request can be computed now without making an earlier one late."""
         return self.economy.backlog.may_begin(request, has_tokens, now_s)
 
+    def defers(self, request: RequestId, first_token: int, had: int, now_s: float) -> None:
+        """A request will be promoted at the end of this step: its wait begins now."""
+        tokens = self.economy.backlog.tokens(request)
+        if tokens is not None:
+            self.economy.park(request, first_token, had, tokens, now_s)
+
     def promote(
         self,
         request: RequestId,
@@ -192,9 +203,9 @@ class TierStack:
     ) -> None:
         """Lease a whole chain for a request, and plan the copies that bring it into RAM.
 
-        `keys` are consecutive, head first, each with a residence; they begin at `first_token` of
-        the prompt. What fits and is worth it is pinned until the request has loaded or ended; if
-        nothing can start now the lease waits its turn. The wait begins with the caller's `step`.
+        `keys` are consecutive, head first, each with a residence; they begin at `first_token`.
+        What fits and is worth it is pinned until the request has loaded or ended; if nothing can
+        start now the lease waits its turn. The wait begins with the caller's `step`.
         """
         visit = self.visits.of(request)
         self.visits.touch(visit, keys, None)
@@ -269,37 +280,14 @@ class TierStack:
         room on, nothing is admitted.
         """
         visit = self.visits.of(request)
-        ram = self.tiers[RAM]
         self.visits.touch(visit, keys, parent)
         end = first_token + len(keys) * self.terms.tokens_per_chunk
         self.economy.backlog.has(request, end)
-        missing = [key for key in keys if key not in ram.entries]
-        refused = self._refusal(visit, parent)
-        if refused is not None:
-            self.journal.note(refused, RAM, missing)
-            return []
-        self._evictions.left(RAM, ram.make_room(len(missing), visit.id, visit.tenant))
-        fresh: list[ChunkKey] = []
-        parents: list[ChunkKey | None] = []
-        for key in keys:
-            if key not in ram.entries:
-                if len(fresh) == ram.free_count:
-                    break
-                fresh.append(key)
-                parents.append(parent)
-            parent = key
-        if len(fresh) < len(missing):
-            left_out = [key for key in keys if key not in ram.entries][len(fresh) :]
-            crowded = Event.REFUSED_BY_QUOTA if ram.protected else Event.REFUSED_NO_ROOM
-            self.journal.note(crowded, RAM, left_out)
-        admitted = ram.insert(fresh, parents, visit.id)
+        admitted = self._admission.admit(visit, keys, parent)
         if admitted:
-            visit.tails[RAM] = fresh[-1]
-            for resident in admitted:
-                ram.own(resident, visit.tenant)
             pending = self._stores.setdefault(request, {})
             pending.update((resident.key, None) for resident in admitted)
-            self.journal.note(Event.ADMITTED, RAM, fresh)
+        fresh = [resident.key for resident in admitted]
         self.retention.apply(visit.hints, self._run(keys, first_token), now_s, fresh)
         self.write_behind.offer(visit, keys, now_s)
         return admitted
@@ -307,10 +295,7 @@ class TierStack:
     def stored(
         self, request: RequestId, keys: Collection[ChunkKey], now_s: float
     ) -> list[Resident]:
-        """The engine has written admitted chunks: they become usable and are written behind.
-
-        Returns them in chain order.
-        """
+        """The engine has written these: usable now, and written behind. Returned in chain order."""
         pending = self._stores.get(request, {})
         wanted = frozenset(keys)
         done = [key for key in pending if key in wanted]
@@ -353,7 +338,8 @@ class TierStack:
             resident.unused = False
         self._loads[request] = list(found), now_s
         end = first_token + len(keys) * self.terms.tokens_per_chunk
-        self.economy.park(request, first_token, 0, end, now_s)
+        if not self.economy.backlog.is_parked(request):
+            self.economy.park(request, first_token, 0, end, now_s)
         self.economy.backlog.has(request, end)
         self.retention.apply(visit.hints, self._run(keys, first_token), now_s)
         self.write_behind.offer(visit, keys, now_s)
@@ -375,9 +361,9 @@ class TierStack:
     def done(
         self, transfer: TransferId, results: Sequence[tuple[int, Outcome]], now_s: float
     ) -> list[Resident]:
-        """Some chunks of a copy have ended, by their index in it; returns those now in RAM.
+        """Some chunks of a copy have ended, at a time that may lie before what others were told.
 
-        `now_s` is when they ended, which may lie before what other calls were told.
+        Returns those now in RAM.
         """
         return self._arrivals.done(transfer, results, now_s)
 
@@ -436,6 +422,12 @@ class TierStack:
         """Evict all that may leave of a tier."""
         self._evictions.left(level, self.tiers[level].evict_all())
 
+    def reserve(self, count: int) -> list[Slot]:
+        """Take up to so many slots of RAM out of use, for good; who has to leaves."""
+        ram = self.tiers[RAM]
+        self._evictions.left(RAM, ram.make_room(count, None))
+        return ram.reserve(count)
+
     def set_gate(self, level: Level, gate: Gate) -> None:
         """Open or shut a tier, for requests that ask from now on and chunks offered from now on."""
         self.gates.set(level, gate)
@@ -481,16 +473,6 @@ class TierStack:
         backlog.arrive(request, end)
         lease.ahead_s = backlog.ahead_s(request)
         return lease
-
-    def _refusal(self, visit: Visit, parent: ChunkKey | None) -> Event | None:
-        """Why nothing of what a visit offers may be kept, if so."""
-        if visit.hints.no_store or not visit.may_use(RAM):
-            return Event.REFUSED_BY_HINT
-        if not self.gates.stores(RAM):
-            return Event.REFUSED_BY_GATE
-        if parent is not None and not any(parent in tier.entries for tier in self.tiers):
-            return Event.REFUSED_UNREACHABLE
-        return None
 
     def _run(self, keys: Sequence[ChunkKey], first_token: int) -> list[tuple[ChunkKey, int, int]]:
         """Consecutive chunks with the tokens of each, which begin at `first_token`."""

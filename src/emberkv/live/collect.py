@@ -8,11 +8,18 @@ from emberkv.core.counts import Event
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId
 from emberkv.live.lookup import Lookup
-from emberkv.live.requests import RequestState
+from emberkv.live.requests import Answering, RequestState
 from emberkv.observe.requests import MissReason
 
 WALK_EVERY_STEPS: Final = 16
 """A request that is held looks through its chain so often."""
+
+
+def look_up(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
+    """Answer for the next chunk of a request that does not wait."""
+    if state.answering is Answering.SETTLED:
+        return settled(stack, state, key, now_s)
+    return collect(stack, state, key, now_s)
 
 
 def collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
@@ -40,11 +47,18 @@ def settled(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) 
 
 
 def _end(stack: TierStack, state: RequestState, hits: int, now_s: float) -> Lookup:
-    """The chain ends after `hits` chunks: MISS, or RETRY for a request that is held."""
+    """The chain ends after `hits` chunks: MISS, or RETRY for a request that is held.
+
+    It is held as long as the earlier one may wait, and never longer than any may.
+    """
     has_tokens = state.first_token + hits * stack.terms.tokens_per_chunk
-    if stack.may_begin(RequestId(state.facts.request), has_tokens, now_s):
+    if _may_begin(stack, state, has_tokens, now_s):
+        if state.held_since_s is not None:
+            state.facts.held_s = now_s - state.held_since_s
         return Lookup.MISS
     state.held, state.held_tokens, state.walked_step = True, has_tokens, state.asked_step
+    if state.held_since_s is None:
+        state.held_since_s = now_s
     return Lookup.RETRY
 
 
@@ -56,7 +70,12 @@ def still_held(stack: TierStack, state: RequestState, now_s: float) -> bool:
     """
     if state.asked_step - state.walked_step >= WALK_EVERY_STEPS:
         return False
-    return not stack.may_begin(RequestId(state.facts.request), state.held_tokens, now_s)
+    return not _may_begin(stack, state, state.held_tokens, now_s)
+
+
+def _may_begin(stack: TierStack, state: RequestState, has_tokens: int, now_s: float) -> bool:
+    long = state.held_since_s is not None and now_s - state.held_since_s > stack.limits.max_wait_s
+    return long or stack.may_begin(RequestId(state.facts.request), has_tokens, now_s)
 
 
 def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
@@ -73,6 +92,8 @@ def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float)
     if level == RAM:
         return Lookup.HIT
     if not state.deferred:
+        request, had = RequestId(state.facts.request), len(state.chain) - 1
+        stack.defers(request, state.first_token, had, now_s)
         state.deferred = True
     return Lookup.RETRY
 

@@ -20,14 +20,16 @@ from emberkv.core.guard import Guard
 from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId, Slot
+from emberkv.live.canaries import Canaries
 from emberkv.live.carrier import Carrier
-from emberkv.live.collect import collect, settled, still_held
+from emberkv.live.collect import look_up, still_held
 from emberkv.live.complaints import Complaints
 from emberkv.live.control.turns import Turns, contained, exclusive
 from emberkv.live.driver import Driver
 from emberkv.live.fates import Fates
 from emberkv.live.look_ahead import LookAhead
 from emberkv.live.lookup import Lookup
+from emberkv.live.preempted import Preempted
 from emberkv.live.recent import Recent
 from emberkv.live.requests import Answering, RequestState
 from emberkv.live.steps import Steps, StepWork, with_token
@@ -77,10 +79,10 @@ class TierManager:
         self._requests: dict[RequestId, RequestState] = {}
         self._look_ahead = LookAhead(stack)
         self._deferred: list[RequestState] = []
-        self._preempted_ones: dict[RequestId, None] = {}
-        self._steps_are_told = False
+        self._preempted_ones = Preempted()
         self.complaints = Complaints(self.tally)
         self.watch = Watch(stack, self.tally, guard)
+        self.canaries: Canaries | None = None
         self._step = 0
         self._drained_step = -1
         self._unfence_step: int | None = None
@@ -135,7 +137,7 @@ class TierManager:
         if state is None:
             return
         self._look_ahead.remove(request)
-        self._preempted_ones.pop(request, None)
+        self._preempted_ones.forget(request)
         try:
             self._end_wait(state, self._clock())
             if self.serving:
@@ -173,10 +175,12 @@ class TierManager:
             if state.passes:
                 return Lookup.MISS
             was_deferred = state.deferred
-            answer_for = settled if state.answering is Answering.SETTLED else collect
-            answer = answer_for(self.stack, state, key, self._now_s)
+            answer = look_up(self.stack, state, key, self._now_s)
             if state.deferred and not was_deferred:
                 self._deferred.append(state)
+            if answer is Lookup.HIT and self.canaries and self.canaries.takes(state, key):
+                state.facts.miss_reason = MissReason.CANARY
+                return Lookup.MISS
             if answer is Lookup.RETRY:
                 state.waits_step = self._step
             return answer
@@ -199,11 +203,7 @@ class TierManager:
         # One that has run was preempted just now, between two steps. step_end will say so, and the
         # engine fails if a request loads in the step that calls it preempted.
         state.put_off, state.may_run = state.may_run, False
-        # Where nobody tells who runs, one that was resumed may have run since it last had to wait:
-        # it loads nothing either. It is not put off, since whoever comes behind it would take the
-        # device's blocks from it, time and again.
-        unsure = state.facts.preemptions > 0 and not self._steps_are_told
-        state.passes = unsure and state.waits_step != self._step - 1
+        state.passes = self._preempted_ones.may_have_run(state, self._step)
         if state.put_off:
             state.waits_step = self._step
             return
@@ -295,11 +295,17 @@ class TierManager:
         admitted = self.stack.offload(request, keys, parent, self._clock(), first_token)
         self._carrier.carry_out()
         self._carrier.mark_writing(admitted)
-        return [(resident.key, resident.slot) for resident in admitted]
+        rows = [(resident.key, resident.slot) for resident in admitted]
+        if self.canaries is None:
+            return rows
+        beside = dict([*rows, *self.canaries.offered(request, keys)])
+        return [(key, beside[key]) for key in keys if key in beside]
 
     @contained
     def complete_store(self, request: RequestId, keys: Collection[ChunkKey]) -> None:
         """The engine has written chunks that `prepare_store` admitted."""
+        if self.canaries is not None:
+            self.canaries.written(request, keys)
         stored = self.stack.stored(request, keys, self._clock())
         if not stored:
             return
@@ -333,8 +339,12 @@ class TierManager:
         self.stack.settle(now_s)
         self._look_ahead.step(now_s)
         self._carrier.carry_out()
+        if self.canaries is not None:
+            self.canaries.step()
         if self._unfence_step is not None and self._step >= self._unfence_step:
             self.stack.unfence()
+            if self.canaries is not None:
+                self.canaries.unfence()
             self._unfence_step = None
         self.fates.take(now_s)
         self._step += 1
@@ -343,17 +353,12 @@ class TierManager:
     def step_begins(self, work: StepWork) -> None:
         """The engine is about to compute this; told by engines that say so."""
         self.steps.begin(work, self._clock())
-        self._steps_are_told = True
-        if self._preempted_ones:
-            self._note_resumed(work)
+        for request in self._preempted_ones.resumed(work):
+            self._resumed(request)
 
     @contained
-    def _note_resumed(self, work: StepWork) -> None:
-        """`step_end` is told who starts and who is preempted, not who is resumed."""
-        for request in list(self._preempted_ones):
-            if request in work.pieces or request in work.decoding:
-                self._started(request)
-                del self._preempted_ones[request]
+    def _resumed(self, request: RequestId) -> None:
+        self._started(request)
 
     @contained
     def step_done(self) -> None:
@@ -408,6 +413,9 @@ class TierManager:
 
     @contained
     def _forget(self) -> None:
+        fenced = self.stack.shadows.clear()
+        if self.canaries is not None:
+            self.canaries.reset(fenced)
         self.stack.reset()
         self._carrier.forget()
         self._unfence_step = self._step + STEPS_IN_FLIGHT
@@ -443,6 +451,8 @@ class TierManager:
     def shutdown(self) -> None:
         """Let go of the tiers; a clean end."""
         try:
+            if self.canaries is not None:
+                self.canaries.close()
             self.driver.close(clean=True)
         except Exception as error:
             self.give_up(error)
@@ -473,9 +483,7 @@ class TierManager:
         state = self._requests.get(request)
         if state is not None:
             state.answering = Answering.COLLECT
-            state.may_run = False  # from here on it waits
-            state.waits_step = self._step
-            self._preempted_ones[request] = None
+            self._preempted_ones.add(request, state, self._step)
             state.facts.preemptions += 1
             self.stack.preempted(request)
 

@@ -26,12 +26,14 @@ class RequestState:
         "answering",
         "arrived_s",
         "asked_step",
+        "canary",
         "chain",
         "chunk_limit",
         "deferred",
         "facts",
         "first_token",
         "held",
+        "held_since_s",
         "held_tokens",
         "hints",
         "index",
@@ -53,9 +55,11 @@ class RequestState:
         self.arrived_s = arrived_s
         self.keys: Callable[[], Sequence[ChunkKey]] | None = None
         self.first_token = 0
+        self.canary: bool | None = None
         self.held = False
         self.held_tokens = 0
         self.walked_step = 0
+        self.held_since_s: float | None = None
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None

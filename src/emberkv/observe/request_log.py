@@ -27,6 +27,7 @@ def line_of(facts: RequestFacts) -> str:
             "computed_tokens": facts.computed_tokens,
             "stored_chunks": facts.stored_chunks,
             "wait_s": round(facts.wait_s, 6),
+            "held_s": round(facts.held_s, 6),
             "load_s": round(facts.load_s, 6),
             "first_token_s": None if facts.first_token_s is None else round(facts.first_token_s, 6),
             "output_tokens": facts.output_tokens,

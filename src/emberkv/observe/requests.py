@@ -13,6 +13,7 @@ class MissReason(enum.Enum):
     NOT_STORED = "not_stored"  # the chain goes on in no tier
     WHOLE = "whole"  # everything that could be asked for was served
     NOT_WORTH = "not_worth"  # known, but to compute it is quicker
+    CANARY = "canary"  # computed on purpose, to be held against what a tier keeps
     HINT = "hint"  # the request itself asked for no more
     TIER_SHUT = "tier_shut"  # known, but its tier is not loaded from at present
     NO_ROOM = "no_room"  # known below, but it did not fit into RAM
@@ -25,6 +26,7 @@ class MissReason(enum.Enum):
 class RequestFacts:
     """What a request got and from where. Token counts are of its prompt, whole chunks.
 
+    `held_s` is how long it let earlier requests go first.
     `first_token_s` runs from the request's arrival in the engine, `longest_gap_s` is the longest
     time between two of its output tokens.
     """
@@ -37,6 +39,7 @@ class RequestFacts:
     disk_tokens: int = 0
     stored_chunks: int = 0
     wait_s: float = 0.0
+    held_s: float = 0.0
     load_s: float = 0.0
     first_token_s: float | None = None
     output_tokens: int = 0

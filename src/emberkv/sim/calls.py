@@ -114,6 +114,16 @@ class RecordedStack(TierStack):
             "may_begin", super().may_begin, request=request, has_tokens=has_tokens, now_s=now_s
         )
 
+    def defers(self, request: RequestId, first_token: int, had: int, now_s: float) -> None:
+        self._noted(
+            "defers",
+            super().defers,
+            request=request,
+            first_token=first_token,
+            had=had,
+            now_s=now_s,
+        )
+
     def promote(
         self,
         request: RequestId,
@@ -337,6 +347,7 @@ _ENCODE: dict[str, Callable[[Any], object]] = {
     "entries": lambda entries: [[_hex(e.key), _hex(e.parent), e.slot] for e in entries],
     "first_token": _same,
     "gate": asdict,
+    "had": _same,
     "has_tokens": _same,
     "hints": _plain_hints,
     "hold": list,

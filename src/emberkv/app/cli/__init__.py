@@ -29,6 +29,8 @@ COMMANDS = (
     "purge",
     "baseline",
     "load",
+    "selfcheck",
+    "drill",
 )
 
 

@@ -17,8 +17,9 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from emberkv import config as configuration
+from emberkv.core.stack import TierStack
 from emberkv.engines.vllm import compat, metrics
-from emberkv.engines.vllm.build import build_manager
+from emberkv.engines.vllm.build import MakeStack, build_manager
 from emberkv.engines.vllm.context import find_vllm_config
 from emberkv.engines.vllm.hashing import PromptHasher
 from emberkv.engines.vllm.keeping import KeeperTerms
@@ -26,11 +27,14 @@ from emberkv.engines.vllm.logs import show_beside_vllm
 from emberkv.engines.vllm.worker import ArenaCopyWorker
 from emberkv.errors import ConfigError
 from emberkv.live.arena import Arena, ArenaGeometry
+from emberkv.live.canary import KvRows, kv_type_of
 from emberkv.live.driver import Driver
 
 
 class EmberOffloadingSpec(OffloadingSpec):
     """Cheap to build: vLLM builds one per process and role. Resources come with the getters."""
+
+    make_stack: MakeStack = TierStack
 
     @classmethod
     def build_metric_definitions(
@@ -84,7 +88,23 @@ class EmberOffloadingSpec(OffloadingSpec):
             tokens_per_chunk=self.tokens_per_chunk,
             clock=self.clock,
             hash_prompt=self._prompt_hasher(),
+            kv_rows=self._kv_rows(),
+            make_stack=self.make_stack,
         )
+
+    def _kv_rows(self) -> KvRows | None:
+        """What rows hold, for a canary. Raises `ConfigError` if that can't be compared."""
+        if not self.settings.canary:
+            return None
+        vllm_config = find_vllm_config()
+        if vllm_config is None:
+            raise ConfigError(
+                "canary needs EmberConnector: vLLM shows its configuration to it alone"
+            )
+        name = str(vllm_config.cache_config.cache_dtype)
+        kv_type = kv_type_of(str(vllm_config.model_config.dtype) if name == "auto" else name)
+        ranks = 1 if self.replicated_layout else self.config.parallel.world_size
+        return KvRows(kv_type, len(self.config.groups[0].layer_names) * ranks)
 
     def _prompt_hasher(self) -> PromptHasher | None:
         """Where vLLM shows its configuration: it says how requests are hashed."""
