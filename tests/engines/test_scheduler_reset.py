@@ -174,6 +174,41 @@ def is_loading(rig: Rig, name: str) -> bool:
     return rig.status(name) is RequestStatus.WAITING_FOR_REMOTE_KVS
 
 
+def test_who_resets_is_told_that_it_will_not_last(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk hangs: a crash now would bring the old weights' KV back."""
+    rig = rig_over_disk(make_rig, {"entry": "connector"})
+    onto_disk(rig, prompt_of(200))
+    assert rig.scheduler.reset_prefix_cache(reset_connector=True)
+    monkeypatch.setattr(rig.driver, "reset", lambda: False)
+    assert not rig.scheduler.reset_prefix_cache(reset_connector=True)
+    monkeypatch.undo()
+    assert rig.scheduler.reset_prefix_cache(reset_connector=True)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="a reset raises the slab's epoch and leaves the namespace as it is, which names the "
+    "weights' files: what weights that were changed in memory have computed is on disk under the "
+    "name of the files' weights, and a restarted engine, which has loaded the files, is served it",
+)
+@ways
+def test_another_engine_gets_nothing_that_new_weights_have_computed(
+    make_rig: MakeRig, way: Way
+) -> None:
+    """Weights are updated in memory, the engine is killed, and comes back with those of the files.
+
+    The worker compares every byte before it builds on it.
+    """
+    rig = rig_over_disk(make_rig, way)
+    prompt = prompt_of(200)
+    assert rig.new_weights()
+    onto_disk(rig, prompt)
+    restarted = make_rig(Setup(**way, ram_chunks=16, storage=rig.setup.storage))
+    assert restarted.serve("again", prompt) == 0
+
+
 def test_twice_in_a_row(make_rig: MakeRig) -> None:
     rig = rig_over_disk(make_rig, {"entry": "spec", "async_scheduling": True})
     prompt = prompt_of(200)

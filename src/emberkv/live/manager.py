@@ -67,6 +67,7 @@ class TierManager:
         self.stack = stack
         self.driver = driver
         self.serving = True
+        self.reset_is_durable = True
         self.tally = Tally()
         self.turns = Turns()
         self.fates = Fates(stack.journal)
@@ -381,13 +382,16 @@ class TierManager:
     def reset(self) -> None:
         """Forget everything in every tier: the KV of before must not be served again.
 
-        Also once the tiers are off, since what they hold outlives this engine.
+        Also once the tiers are off, since what they hold outlives this engine. `reset_is_durable`
+        says whether it holds for the engine that comes after a crash too.
         """
+        self.reset_is_durable = False
         self._forget()
         self.fates.cleared(None, "reset", self._clock())
         try:
             self._carrier.free_all()
-            if not self.driver.reset():
+            self.reset_is_durable = self.driver.reset()
+            if not self.reset_is_durable:
                 logger.error("the disk tier could not be reset in time; it is off")
         except Exception as error:
             self.give_up(error)
