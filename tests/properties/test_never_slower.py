@@ -186,3 +186,19 @@ def test_whatever_the_disk_does(  # noqa: PLR0917
     for at, (after_s, length) in enumerate(fresh):
         prompts.append(Prompt(f"fresh-{at}", engine.now_s + 1.0 + after_s, length))
     nobody_is_late(engine, prompts)
+
+
+@pytest.mark.parametrize("first_s", [0.5, 8.0])
+@pytest.mark.parametrize("chunk_s", [0.0001, 0.9])
+def test_behind_requests_that_the_device_already_has(first_s: float, chunk_s: float) -> None:
+    """They look like a long queue and are none: who comes behind may not wait for as long."""
+    disk = ModelledDisk(batch=1)
+    engine = stored_on_disk(flat, disk, texts=1, ram_slots=256, length=16384)
+    disk.first_s, disk.chunk_s = first_s, chunk_s
+    prompts = [replace(each, name="last") for each in returning(engine, texts=1, gap_s=0.0)]
+    prompts = [replace(each, tokens=16384) for each in prompts]
+    before = [
+        Prompt(f"cached-{at}", prompts[0].arrival_s, 16384, device_tokens=16384 - TOKENS)
+        for at in range(20)
+    ]
+    nobody_is_late(engine, [*before, *prompts])

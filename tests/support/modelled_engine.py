@@ -125,13 +125,14 @@ class ModelledDriver:
 
 @dataclass
 class Prompt:
-    """One request: when it comes, how long its prompt is, and whose tokens it has."""
+    """One request: when it comes, how long its prompt is, whose tokens, what the device has."""
 
     name: str
     arrival_s: float
     tokens: int
     hints: Hints = NO_HINTS
     text: str = ""
+    device_tokens: int = 0
 
     @property
     def request(self) -> RequestId:
@@ -226,12 +227,13 @@ class ModelledEngine:
                 continue
             waiting.remove(prompt)
             if hits and self.manager is not None:
-                self.manager.prepare_load(prompt.request, prompt.keys[:hits])
-                loads.append((prompt, hits * TOKENS))
+                first = prompt.device_tokens // TOKENS
+                self.manager.prepare_load(prompt.request, prompt.keys[first : first + hits])
+                loads.append((prompt, (first + hits) * TOKENS))
                 continue
             started.append(prompt.request)
-            n = min(budget, prompt.tokens)
-            pieces.append((prompt, 0, n))
+            n = min(budget, prompt.tokens - prompt.device_tokens)
+            pieces.append((prompt, prompt.device_tokens, prompt.device_tokens + n))
             budget -= n
         self._run(pieces, started)
         after = self._after(running, pieces)
@@ -247,9 +249,10 @@ class ModelledEngine:
         """How many chunks hit; None to be asked again."""
         if self.manager is None:
             return 0
-        self.manager.asks(prompt.request, 0)
+        self.manager.asks(prompt.request, prompt.device_tokens)
         hits, deferred = 0, False
-        for key in prompt.keys[: (prompt.tokens - 1) // TOKENS]:
+        first = prompt.device_tokens // TOKENS
+        for key in prompt.keys[first : (prompt.tokens - 1) // TOKENS]:
             answer = self.manager.lookup(prompt.request, key)
             if answer is Lookup.MISS:
                 break

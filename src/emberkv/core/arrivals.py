@@ -97,3 +97,5 @@ class Arrivals:
                 self._promotions.lost(key)
             source.lose(origin)
         source.unpin(origin)
+        if outcome is not Outcome.OK:
+            self._evictions.forget((key,))

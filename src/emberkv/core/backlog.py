@@ -31,8 +31,9 @@ class _Prompt:
 class Backlog:
     """Prompts in the order of their arrival, with what is left of each in seconds."""
 
-    def __init__(self, compute: ComputeCost) -> None:
+    def __init__(self, compute: ComputeCost, max_slowdown: float) -> None:
         self._compute = compute
+        self._max_slowdown = max_slowdown
         self._prompts: dict[RequestId, _Prompt] = {}
         self._computing: dict[RequestId, _Prompt] = {}
         self._parked: dict[RequestId, _Prompt] = {}
@@ -83,7 +84,19 @@ class Backlog:
             self.has(request, 0)
 
     def ends(self, request: RequestId) -> None:
-        """The request's prompt is done, or nobody wants it any more."""
+        """The request's prompt is done, or nobody wants it any more.
+
+        What is left of it then would not have been computed without us either: who came later would
+        have been done so much sooner.
+        """
+        prompt = self._prompts.get(request)
+        if prompt is not None and prompt.left_s and self._parked:
+            sooner_s = self._max_slowdown * prompt.left_s
+            behind = False
+            for each, other in self._prompts.items():
+                if behind and other.deadline_s is not None:
+                    other.deadline_s -= sooner_s
+                behind = behind or each == request
         for prompts in (self._prompts, self._parked, self._computing):
             prompts.pop(request, None)
 

@@ -67,7 +67,7 @@ class Economy:
         self.compute = ComputeCost(terms.seeds)
         self.loads = LoadCost()
         self.reads = tuple(ReadCost() for _ in range(tier_count))
-        self.backlog = Backlog(self.compute)
+        self.backlog = Backlog(self.compute, terms.max_slowdown)
         self._probed_at_s: dict[Level, float] = {}
 
     def computed(

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from emberkv.domain.hints import DEFAULT_PRIORITY, MAX_PRIORITY
 from emberkv.domain.types import ChunkKey, Entry, Slot, TenantName, VisitId
 from emberkv.errors import InvariantError
 from emberkv.policy.eviction.base import EvictionPolicy
+
+PASSED_PER_LISTED: Final = 16
+"""A walk past so many chunks that are kept takes down one more of those that are not."""
+
+PASSED_PER_REST: Final = 256
+"""After a walk past so many that found too little, one call goes without."""
 
 
 class State(enum.Enum):
@@ -78,6 +84,7 @@ class Residents:
         self.protected: Mapping[TenantName, int] = {}
         self.by_tenant: Counter[TenantName] = Counter()
         self.ranked: dict[int, dict[ChunkKey, None]] = {}
+        self._shortlists: dict[TenantName | None, _Shortlist] = {}
         self._free: list[Slot] = [Slot(slot) for slot in range(slot_count - 1, -1, -1)]
 
     @property
@@ -186,56 +193,27 @@ class Residents:
         missing = wanted_slots - len(self._free)
         if missing <= 0:
             return []
-        leaving: list[Resident] = []
-        orphaned: dict[ChunkKey, int] = {}  # children that leave in this very call
-        passed_over: dict[ChunkKey, Resident] = {}  # kept so far only by their children
-        spared = _Shares(self, tenant) if self.protected else None
-        entries, children = self.entries, self.children
-        for key in self._order():
-            resident = entries[key]
-            if resident.pins or resident.state is not READY or resident.visit == visit:
-                continue
-            if key in children and children[key] > orphaned.get(key, 0):
-                passed_over[key] = resident
-                continue
-            follower: Resident | None = resident
-            while follower is not None and len(leaving) < missing:
-                if spared is not None and not spared.take(follower):
-                    break
-                leaving.append(follower)
-                parent = follower.parent
-                follower = None
-                if parent is not None:
-                    orphaned[parent] = orphaned.get(parent, 0) + 1
-                    if parent in passed_over and children[parent] == orphaned[parent]:
-                        follower = passed_over[parent]  # its last child has just left
-            if len(leaving) == missing:
-                break
-        for resident in leaving:
-            self._evict(resident)
-        return leaving
-
-    def _order(self) -> Iterator[ChunkKey]:
-        """Who leaves first: low priorities, then the policy's order, then high priorities."""
-        ranked = self.ranked
-        if not ranked:
-            yield from self.policy.victims()
-            return
-        ranks = sorted(rank for rank in ranked if rank < PINNED)
+        leaving = _Leaving(self, missing, visit, tenant)
+        ranks = sorted(rank for rank in self.ranked if rank < PINNED)
         for rank in ranks:
             if rank < DEFAULT_PRIORITY:
-                yield from list(ranked[rank])
-        entries = self.entries
-        for key in self.policy.victims():
-            if entries[key].priority == DEFAULT_PRIORITY:
-                yield key
+                leaving.offer_all(self.ranked[rank])
+        if self.ranked or self.protected:
+            asking = tenant if tenant in self.protected else None
+            self._shortlists.setdefault(asking, _Shortlist()).offer_to(leaving)
+        else:
+            leaving.offer_all(self.policy.victims())
         for rank in ranks:
             if rank > DEFAULT_PRIORITY:
-                yield from list(ranked[rank])
+                leaving.offer_all(self.ranked[rank])
+        for resident in leaving.found:
+            self._evict(resident)
+        return leaving.found
 
     def evict_all(self) -> list[Resident]:
         """Evict all that may leave, whosever share it is; returns who left."""
         protected, self.protected = self.protected, {}
+        self._shortlists.clear()
         leaving = self.make_room(self.slot_count, None)
         self.protected = protected
         return leaving
@@ -277,6 +255,7 @@ class Residents:
         self.children.clear()
         self.ranked.clear()
         self.by_tenant.clear()
+        self._shortlists.clear()
         self.pinned_count = 0
         self._free = [
             Slot(slot) for slot in range(self.slot_count - 1, -1, -1) if Slot(slot) not in self.held
@@ -325,8 +304,11 @@ class Residents:
                 del self.ranked[resident.priority]
 
     def _disown(self, resident: Resident) -> None:
-        if resident.tenant is not None:
-            self.by_tenant[resident.tenant] -= 1
+        tenant = resident.tenant
+        if tenant is not None:
+            self.by_tenant[tenant] -= 1
+            if not self.by_tenant[tenant]:
+                del self.by_tenant[tenant]  # anybody may make up names
 
     def _remove(self, resident: Resident) -> None:
         self._unrank(resident)
@@ -342,19 +324,115 @@ class Residents:
                 del self.children[parent]
 
 
-class _Shares:
-    """What one call of `make_room` may still take from each tenant."""
+class _Leaving:
+    """Who leaves in one call of `make_room`, out of those it is offered, first to leave first."""
 
-    def __init__(self, tier: Residents, asking: TenantName | None) -> None:
-        self._asking = asking
-        self._left = {
-            tenant: tier.by_tenant[tenant] - slots for tenant, slots in tier.protected.items()
-        }
+    def __init__(
+        self, tier: Residents, missing: int, visit: VisitId | None, tenant: TenantName | None
+    ) -> None:
+        self.tier = tier
+        self.found: list[Resident] = []
+        self._taken: set[ChunkKey] = set()
+        self._missing = missing
+        self._visit = visit
+        self._orphaned: dict[ChunkKey, int] = {}  # children that leave in this very call
+        self._passed_over: dict[ChunkKey, Resident] = {}  # kept so far only by their children
+        self._asking = tenant
+        self._spare = {name: tier.by_tenant[name] - slots for name, slots in tier.protected.items()}
 
-    def take(self, resident: Resident) -> bool:
-        """Whether a chunk may leave; counts it."""
-        tenant = resident.tenant
-        if tenant is None or tenant == self._asking or tenant not in self._left:
+    def is_full(self) -> bool:
+        return len(self.found) == self._missing
+
+    def offer_all(self, keys: Iterable[ChunkKey]) -> None:
+        """Take of these until there are enough."""
+        if self.is_full():
+            return
+        entries = self.tier.entries
+        for key in keys:
+            self.offer(entries[key])
+            if self.is_full():
+                return
+
+    def is_kept(self, resident: Resident) -> bool:
+        """Whether it is kept by a priority, or by its tenant's share as far as that is known."""
+        if resident.priority != DEFAULT_PRIORITY:
             return True
-        self._left[tenant] -= 1
-        return self._left[tenant] >= 0
+        tenant = resident.tenant
+        return tenant is not None and tenant != self._asking and self._spare.get(tenant, 1) <= 0
+
+    def offer(self, resident: Resident) -> None:
+        """Take a chunk, and its ancestors that only it has kept, if it may leave."""
+        children = self.tier.children
+        if resident.pins or resident.state is not READY or resident.visit == self._visit:
+            return
+        key = resident.key
+        if key in self._taken:
+            return
+        if key in children and children[key] > self._orphaned.get(key, 0):
+            self._passed_over[key] = resident
+            return
+        follower: Resident | None = resident
+        while follower is not None and not self.is_full() and self._may_take(follower):
+            self.found.append(follower)
+            self._taken.add(follower.key)
+            parent = follower.parent
+            follower = None
+            if parent is not None:
+                self._orphaned[parent] = self._orphaned.get(parent, 0) + 1
+                if parent in self._passed_over and children[parent] == self._orphaned[parent]:
+                    follower = self._passed_over[parent]  # its last child has just left
+
+    def _may_take(self, resident: Resident) -> bool:
+        """Whether the share of the chunk's tenant lets it go; counts it."""
+        tenant = resident.tenant
+        if tenant is None or tenant == self._asking or tenant not in self._spare:
+            return True
+        self._spare[tenant] -= 1
+        return self._spare[tenant] >= 0
+
+
+class _Shortlist:
+    """Who leaves next where many are kept: the policy's order without them, a stretch at a time.
+
+    What is kept grows old, and stands at the front of the policy's order for ever: a walk past it
+    in every call would cost the engine's thread milliseconds. So a walk takes down more than is
+    wanted now, in proportion to what it passed; whoever was used since is struck off when its turn
+    comes. After a walk that found too little the next calls do without one.
+    """
+
+    def __init__(self) -> None:
+        self._next: deque[tuple[ChunkKey, VisitId]] = deque()
+        self._rest_calls = 0
+
+    def offer_to(self, leaving: _Leaving) -> None:
+        entries = leaving.tier.entries
+        while self._next and not leaving.is_full():
+            key, visit = self._next.popleft()
+            resident = entries.get(key)
+            if resident is not None and resident.visit == visit and not leaving.is_kept(resident):
+                leaving.offer(resident)
+        if leaving.is_full():
+            return
+        if self._rest_calls:
+            self._rest_calls -= 1
+            return
+        self._walk(leaving)
+
+    def _walk(self, leaving: _Leaving) -> None:
+        entries = leaving.tier.entries
+        passed = last = 0
+        wanted: int | None = None
+        for looked_at, key in enumerate(leaving.tier.policy.victims(), start=1):
+            resident = entries[key]
+            if leaving.is_kept(resident):
+                passed += 1
+            elif wanted is None:
+                leaving.offer(resident)
+            else:
+                self._next.append((key, resident.visit))
+            if wanted is None and leaving.is_full():
+                wanted, last = passed // PASSED_PER_LISTED, looked_at + passed
+            if wanted is not None and (len(self._next) >= wanted or looked_at >= last):
+                return
+        if not leaving.is_full():
+            self._rest_calls = passed // PASSED_PER_REST

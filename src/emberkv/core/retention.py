@@ -10,21 +10,27 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from emberkv.core.residents import PINNED, Resident, Residents
-from emberkv.domain.hints import DEFAULT_PRIORITY, MAX_PRIORITY, NO_HINTS, Hints
+from emberkv.domain.hints import DEFAULT_PRIORITY, MAX_PRIORITY, Hints
 from emberkv.domain.types import RAM, ChunkKey, Level, TenantName
 from emberkv.errors import ConfigError
 
 TOOL_CALL_PRIORITY: Final = 80
 TOOL_CALL_S: Final = 120.0
 MAX_SESSIONS: Final = 10_000
-SHARED: Final = ""
-"""The session of a chunk that several have used; no session may be named so."""
+MAX_STALE_ENDS: Final = 1024
+"""Ends that were put off or forgotten, and not yet cleared away."""
+
+SessionId = tuple[TenantName | None, str]
+"""Each tenant has sessions of its own, by whatever name."""
+
+SHARED: Final[SessionId] = (None, "")
+"""The session of a chunk that others have used too; no session may be named so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,11 @@ class _Keep:
     priority: int = DEFAULT_PRIORITY
     until_s: float | None = None
     pinned_until_s: float = 0.0
+    due_s: float | None = None  # the next end that is waited for
+
+    def next_end_s(self) -> float | None:
+        ends = [each for each in (self.until_s, self.pinned_until_s) if each]
+        return min(ends, default=None)
 
 
 @dataclass(slots=True)
@@ -74,8 +85,8 @@ class Retention:
         self._keeps: dict[ChunkKey, _Keep] = {}
         self._ends: list[tuple[float, int, ChunkKey]] = []
         self._order = count()
-        self._session_of: dict[ChunkKey, str] = {}
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._session_of: dict[ChunkKey, SessionId] = {}
+        self._sessions: OrderedDict[SessionId, _Session] = OrderedDict()
         self.over_quota = 0
         for tier in tiers:
             tier.protected = {
@@ -85,23 +96,22 @@ class Retention:
     def apply(
         self,
         hints: Hints,
-        run: Sequence[tuple[ChunkKey, int]],
-        tokens_per_chunk: int,
+        run: Sequence[tuple[ChunkKey, int, int]],
         now_s: float,
+        fresh: Collection[ChunkKey] = (),
     ) -> None:
-        """A request with these hints has used chunks (key, first token)."""
-        if hints is NO_HINTS:
-            return
-        if hints.session is not None:
-            self._note_session(hints.session, [key for key, _ in run])
+        """A request with these hints has used chunks (key, first token, end), and made `fresh`."""
+        tenant = None if hints.tenant is None else TenantName(hints.tenant)
+        session = None if hints.session is None else (tenant, hints.session)
+        if session is not None or self._session_of:
+            self._note_session(session, [key for key, _, _ in run], fresh)
         tool_call = hints.tool_call_pending
         if not hints.priority and hints.pin_s is None and not tool_call:
             return
-        tenant = None if hints.tenant is None else TenantName(hints.tenant)
-        for key, first in run:
+        for key, first, end in run:
             if not self._may_order(key, tenant):
                 continue
-            wish = _wish(hints, first, first + tokens_per_chunk)
+            wish = _wish(hints, first, end)
             if wish is not None:
                 until_s = None if wish[1] is None else now_s + wish[1]
                 self._set(key, wish[0], until_s)
@@ -124,20 +134,24 @@ class Retention:
     def expire(self, now_s: float) -> None:
         """Give up what has lasted as long as was asked for. O(what ends)."""
         while self._ends and self._ends[0][0] <= now_s:
-            _, _, key = heapq.heappop(self._ends)
+            at_s, _, key = heapq.heappop(self._ends)
             keep = self._keeps.get(key)
-            if keep is None:
+            if keep is None or keep.due_s != at_s:
                 continue
+            keep.due_s = None
             if keep.until_s is not None and keep.until_s <= now_s:
                 keep.priority, keep.until_s = DEFAULT_PRIORITY, None
             if keep.pinned_until_s <= now_s:
                 keep.pinned_until_s = 0.0
             if keep.priority == DEFAULT_PRIORITY and not keep.pinned_until_s:
                 del self._keeps[key]
+            else:
+                self._await_end(key, keep)
             self._rank_everywhere(key)
 
-    def end_session(self, session: str) -> None:
-        """A session is over: what only it has used leaves first."""
+    def end_session(self, tenant: TenantName | None, name: str) -> None:
+        """A tenant's session is over: what only it has used leaves first."""
+        session = (tenant, name)
         ended = self._sessions.pop(session, None)
         if ended is None:
             return
@@ -183,8 +197,7 @@ class Retention:
             return
         keep = self._keeps.setdefault(key, _Keep())
         keep.priority, keep.until_s = priority, until_s
-        if until_s is not None:
-            heapq.heappush(self._ends, (until_s, next(self._order), key))
+        self._await_end(key, keep)
         if priority == DEFAULT_PRIORITY and not keep.pinned_until_s:
             del self._keeps[key]
         self._rank_everywhere(key)
@@ -197,18 +210,37 @@ class Retention:
             return
         keep = self._keeps.setdefault(key, _Keep())
         keep.pinned_until_s = max(keep.pinned_until_s, until_s)
-        heapq.heappush(self._ends, (until_s, next(self._order), key))
+        self._await_end(key, keep)
         self._rank_everywhere(key)
+
+    def _await_end(self, key: ChunkKey, keep: _Keep) -> None:
+        """See to it that `expire` comes to a chunk when something of it ends."""
+        end_s = keep.next_end_s()
+        if end_s is None or (keep.due_s is not None and keep.due_s <= end_s):
+            return
+        keep.due_s = end_s
+        heapq.heappush(self._ends, (end_s, next(self._order), key))
+        if len(self._ends) > 2 * len(self._keeps) + MAX_STALE_ENDS:
+            self._ends = [
+                (each.due_s, next(self._order), name)
+                for name, each in self._keeps.items()
+                if each.due_s is not None
+            ]
+            heapq.heapify(self._ends)
 
     def _fits_raised(self, key: ChunkKey) -> bool:
         ram = self._tiers[RAM]
         resident = ram.entries.get(key)
-        if resident is not None and DEFAULT_PRIORITY < resident.priority < PINNED:
+        return resident is None or self._may_raise(ram, resident)
+
+    def _may_raise(self, tier: Residents, resident: Resident) -> bool:
+        """Whether a chunk is among those of a tier that are kept for longer, or may become one."""
+        if DEFAULT_PRIORITY < resident.priority < PINNED:
             return True
         raised = sum(
-            len(same) for rank, same in ram.ranked.items() if DEFAULT_PRIORITY < rank < PINNED
+            len(same) for rank, same in tier.ranked.items() if DEFAULT_PRIORITY < rank < PINNED
         )
-        return raised < int(self.quotas.raised_share * ram.slot_count)
+        return raised < int(self.quotas.raised_share * tier.slot_count)
 
     def _rank_everywhere(self, key: ChunkKey) -> None:
         for level, tier in enumerate(self._tiers):
@@ -224,17 +256,27 @@ class Retention:
             priority = PINNED if level == RAM else MAX_PRIORITY
         else:
             priority = keep.priority
-        self._tiers[level].rank(resident, priority)
+        tier = self._tiers[level]
+        if DEFAULT_PRIORITY < priority < PINNED and not self._may_raise(tier, resident):
+            priority = DEFAULT_PRIORITY  # it has come to a tier that keeps enough already
+        tier.rank(resident, priority)
 
-    def _note_session(self, session: str, keys: Sequence[ChunkKey]) -> None:
+    def _note_session(
+        self, session: SessionId | None, keys: Sequence[ChunkKey], fresh: Collection[ChunkKey]
+    ) -> None:
+        """Chunks that a session computed are its own until anybody else uses them."""
+        for key in keys:
+            owner = self._session_of.get(key)
+            if owner is not None and owner != session:
+                self._session_of[key] = SHARED
+        if session is None:
+            return
         known = self._sessions.setdefault(session, _Session())
         self._sessions.move_to_end(session)
-        for key in keys:
-            owner = self._session_of.setdefault(key, session)
-            if owner == session:
+        for key in fresh:
+            if key not in self._session_of:
+                self._session_of[key] = session
                 known.keys[key] = None
-            elif owner != SHARED:
-                self._session_of[key] = SHARED
         while len(self._sessions) > MAX_SESSIONS:
             name, oldest = self._sessions.popitem(last=False)
             for key in oldest.keys:

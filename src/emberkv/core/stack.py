@@ -142,7 +142,7 @@ class TierStack:
         self.shadows.ended(request)
         visit = self.visits.find(request)
         if visit is not None and visit.hints.end_of_session and visit.hints.session is not None:
-            self.retention.end_session(visit.hints.session)
+            self.retention.end_session(visit.tenant, visit.hints.session)
         if request in self._stores:
             self._ended.add(request)
         else:
@@ -287,7 +287,8 @@ class TierStack:
         if admitted:
             pending = self._stores.setdefault(request, {})
             pending.update((resident.key, None) for resident in admitted)
-        self._keep(visit, keys, first_token, now_s)
+        fresh = [resident.key for resident in admitted]
+        self.retention.apply(visit.hints, self._run(keys, first_token), now_s, fresh)
         self.write_behind.offer(visit, keys, now_s)
         return admitted
 
@@ -340,7 +341,7 @@ class TierStack:
         if not self.economy.backlog.is_parked(request):
             self.economy.park(request, first_token, 0, end, now_s)
         self.economy.backlog.has(request, end)
-        self._keep(visit, keys, first_token, now_s)
+        self.retention.apply(visit.hints, self._run(keys, first_token), now_s)
         self.write_behind.offer(visit, keys, now_s)
         return found
 
@@ -390,9 +391,9 @@ class TierStack:
         self.retention.clear()
         self._loads.clear()
         self._stores.clear()
-        self._ended.clear()
         self._probes.clear()
-        self.visits.clear()
+        self.visits.begin_anew(self._ended)
+        self._ended.clear()
 
     def hold(self, level: Level, slots: Sequence[Slot]) -> None:
         """Take free slots of a tier out of use; they may be held more than once."""
@@ -473,8 +474,8 @@ class TierStack:
         lease.ahead_s = backlog.ahead_s(request)
         return lease
 
-    def _keep(self, visit: Visit, keys: Sequence[ChunkKey], first_token: int, now_s: float) -> None:
-        """Note what the visit's hints say of chunks that it has used."""
+    def _run(self, keys: Sequence[ChunkKey], first_token: int) -> list[tuple[ChunkKey, int, int]]:
+        """Consecutive chunks with the tokens of each, which begin at `first_token`."""
         size = self.terms.tokens_per_chunk
-        run = [(key, first_token + n * size) for n, key in enumerate(keys)]
-        self.retention.apply(visit.hints, run, size, now_s)
+        ends = range(first_token + size, first_token + size * (len(keys) + 1), size)
+        return [(key, end - size, end) for key, end in zip(keys, ends, strict=True)]

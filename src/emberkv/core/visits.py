@@ -67,8 +67,12 @@ class Visits:
     def end(self, request: RequestId) -> None:
         self._visits.pop(request, None)
 
-    def clear(self) -> None:
-        self._visits.clear()
+    def begin_anew(self, ended: Collection[RequestId]) -> None:
+        """Every tier is empty; what requests have said of themselves holds until they end."""
+        for request in ended:
+            self.end(request)
+        for visit in self._visits.values():
+            visit.tails.clear()
 
     def requests(self) -> Collection[RequestId]:
         return self._visits.keys()

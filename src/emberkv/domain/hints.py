@@ -18,6 +18,8 @@ MAX_PRIORITY: Final = 100
 MAX_RANGES: Final = 64
 MAX_NAME_CHARACTERS: Final = 128
 MAX_PIN_S: Final = 24 * 3600.0
+MAX_MS: Final = 1e12
+"""Longer is the same as this: no number that JSON can hold may be too large to count with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ def _whole(value: object, low: int = 0, high: int = 2**53) -> int:
 def _seconds_from_ms(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _WrongError
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value < math.inf:
         raise _WrongError
-    return value / 1000
+    return min(value, MAX_MS) / 1000
 
 
 def _name(value: object) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from emberkv.core.counts import Event
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId
 from emberkv.live.lookup import Lookup
 from emberkv.live.requests import Answering, RequestState
 from emberkv.observe.requests import MissReason
+
+WALK_EVERY_STEPS: Final = 16
+"""A request that is held looks through its chain so often."""
 
 
 def look_up(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
@@ -35,7 +40,7 @@ def settled(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) 
     """Answer for the next chunk of a chain that has been waited for: what is ready, or held too."""
     if state.held:
         return Lookup.MISS
-    if stack.tiers[RAM].ready(key):
+    if stack.tiers[RAM].ready(key) and state.index != state.chunk_limit:
         state.index += 1
         return Lookup.HIT
     return _end(stack, state, state.index, now_s)
@@ -47,15 +52,33 @@ def _end(stack: TierStack, state: RequestState, hits: int, now_s: float) -> Look
     It is held as long as the earlier one may wait, and never longer than any may.
     """
     has_tokens = state.first_token + hits * stack.terms.tokens_per_chunk
-    long = state.held_since_s is not None and now_s - state.held_since_s > stack.limits.max_wait_s
-    if long or stack.may_begin(RequestId(state.facts.request), has_tokens, now_s):
+    if _has_waited_its_share(stack, state, now_s) or stack.may_begin(
+        RequestId(state.facts.request), has_tokens, now_s
+    ):
         if state.held_since_s is not None:
             state.facts.held_s = now_s - state.held_since_s
         return Lookup.MISS
-    state.held = True
+    state.held, state.held_tokens, state.walked_step = True, has_tokens, state.asked_step
     if state.held_since_s is None:
         state.held_since_s = now_s
     return Lookup.RETRY
+
+
+def still_held(stack: TierStack, state: RequestState, now_s: float) -> bool:
+    """Whether a request that was held in the step before is held on, with what it had then.
+
+    So a queue of held requests does not cost a walk along each chain in every step; now and then
+    each looks whether it has more by now.
+    """
+    walks = state.asked_step - state.walked_step >= WALK_EVERY_STEPS
+    if walks or _has_waited_its_share(stack, state, now_s):
+        return False
+    return not stack.may_begin(RequestId(state.facts.request), state.held_tokens, now_s)
+
+
+def _has_waited_its_share(stack: TierStack, state: RequestState, now_s: float) -> bool:
+    since_s = state.held_since_s
+    return since_s is not None and now_s - since_s > stack.limits.max_wait_s
 
 
 def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
@@ -75,7 +98,6 @@ def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float)
         request, had = RequestId(state.facts.request), len(state.chain) - 1
         stack.defers(request, state.first_token, had, now_s)
         state.deferred = True
-        state.may_run = False
     return Lookup.RETRY
 
 

@@ -22,7 +22,7 @@ from emberkv.domain.hints import NO_HINTS, Hints
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId, Slot
 from emberkv.live.canaries import Canaries
 from emberkv.live.carrier import Carrier
-from emberkv.live.collect import look_up
+from emberkv.live.collect import look_up, still_held
 from emberkv.live.complaints import Complaints
 from emberkv.live.control.turns import Turns, contained, exclusive
 from emberkv.live.driver import Driver
@@ -78,6 +78,8 @@ class TierManager:
         self._requests: dict[RequestId, RequestState] = {}
         self._look_ahead = LookAhead(stack)
         self._deferred: list[RequestState] = []
+        self._preempted_ones: dict[RequestId, None] = {}
+        self._steps_are_told = False
         self.complaints = Complaints(self.tally)
         self.watch = Watch(stack, self.tally, guard)
         self.canaries: Canaries | None = None
@@ -122,6 +124,11 @@ class TierManager:
             state.first_token = device_tokens - device_tokens % self.stack.terms.tokens_per_chunk
             if not state.facts.preemptions:
                 state.facts.device_tokens = device_tokens
+            self._asked_for(request, device_tokens)
+
+    @contained
+    def _asked_for(self, request: RequestId, device_tokens: int) -> None:
+        self.stack.economy.backlog.has(request, device_tokens)
 
     @exclusive
     def finish(self, request: RequestId) -> None:
@@ -130,6 +137,7 @@ class TierManager:
         if state is None:
             return
         self._look_ahead.remove(request)
+        self._preempted_ones.pop(request, None)
         try:
             self._end_wait(state, self._clock())
             if self.serving:
@@ -164,11 +172,15 @@ class TierManager:
             if state.put_off or state.answering is Answering.WAIT:
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
+            if state.passes:
+                return Lookup.MISS
             was_deferred = state.deferred
             answer = look_up(self.stack, state, key, self._now_s)
             if state.deferred and not was_deferred:
                 self._deferred.append(state)
-            if answer is Lookup.HIT and self.canaries and self.canaries.takes(state, key):
+            if answer is Lookup.RETRY:
+                state.waits_step = self._step
+            elif answer is Lookup.HIT and self.canaries and self.canaries.takes(state, key):
                 state.facts.miss_reason = MissReason.CANARY
                 return Lookup.MISS
             return answer
@@ -187,11 +199,23 @@ class TierManager:
             self._drain(self._clock())
         state.asked_step = self._step
         state.index = 0
-        state.held = False
-        # A request that may have run was preempted, perhaps just now, between two steps. step_end
-        # will say so, and the engine fails if a request loads in the step that calls it preempted.
+        was_held, state.held = state.held, False
+        # One that has run was preempted just now, between two steps. step_end will say so, and the
+        # engine fails if a request loads in the step that calls it preempted.
         state.put_off, state.may_run = state.may_run, False
+        # Where nobody tells who runs, one that was resumed may have run since it last had to wait:
+        # it loads nothing either. It is not put off, since whoever comes behind it would take the
+        # device's blocks from it, time and again.
+        unsure = state.facts.preemptions > 0 and not self._steps_are_told
+        state.passes = unsure and state.waits_step != self._step - 1
         if state.put_off:
+            state.waits_step = self._step
+            return
+        if state.passes and state.answering is not Answering.WAIT:
+            return
+        if was_held and still_held(self.stack, state, self._now_s):
+            state.put_off = state.held = True
+            state.waits_step = self._step
             return
         if state.answering is Answering.COLLECT:
             state.trail.begin_pass()
@@ -204,10 +228,10 @@ class TierManager:
             now_s = self._clock()
             if not self.stack.waiting(request, self._step, now_s):
                 self._settle_wait(state, request, now_s)
-        if state.answering is not Answering.WAIT:
+        if state.answering is Answering.WAIT:
+            state.waits_step = self._step
+        else:
             state.trail.mark = self.fates.mark(self._now_s)
-            # Nobody tells of a request that is resumed: from here on it may run.
-            state.may_run = state.facts.preemptions > 0
 
     def _settle_wait(self, state: RequestState, request: RequestId, now_s: float) -> None:
         state.answering = Answering.SETTLED
@@ -268,8 +292,7 @@ class TierManager:
     ) -> list[tuple[ChunkKey, Slot]]:
         """Consecutive chunks that will be computed by the end of this step; which to keep, where.
 
-        `parent` is the chunk before the first, None at the head of a chain; the first begins at
-        `first_token`. None once the tiers are off.
+        The first begins at `first_token`, after `parent` if there is one. None once tiers are off.
         """
         self._started(request)  # the engine names a request that it resumes nowhere else
         admitted = self.stack.offload(request, keys, parent, self._clock(), first_token)
@@ -333,6 +356,17 @@ class TierManager:
     def step_begins(self, work: StepWork) -> None:
         """The engine is about to compute this; told by engines that say so."""
         self.steps.begin(work, self._clock())
+        self._steps_are_told = True
+        if self._preempted_ones:
+            self._note_resumed(work)
+
+    @contained
+    def _note_resumed(self, work: StepWork) -> None:
+        """`step_end` is told who starts and who is preempted, not who is resumed."""
+        for request in list(self._preempted_ones):
+            if request in work.pieces or request in work.decoding:
+                self._started(request)
+                del self._preempted_ones[request]
 
     @contained
     def step_done(self) -> None:
@@ -353,10 +387,7 @@ class TierManager:
 
     @exclusive
     def reset(self) -> None:
-        """Forget everything in every tier: the KV of before must not be served again.
-
-        Also once the tiers are off, since what they hold outlives this engine.
-        """
+        """Forget everything in every tier, for good; also once the tiers are off."""
         self._forget()
         self.fates.cleared(None, "reset", self._clock())
         try:
@@ -457,6 +488,9 @@ class TierManager:
         state = self._requests.get(request)
         if state is not None:
             state.answering = Answering.COLLECT
+            state.may_run = False  # from here on it waits
+            state.waits_step = self._step
+            self._preempted_ones[request] = None
             state.facts.preemptions += 1
             self.stack.preempted(request)
 

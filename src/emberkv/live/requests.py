@@ -34,16 +34,20 @@ class RequestState:
         "first_token",
         "held",
         "held_since_s",
+        "held_tokens",
         "hints",
         "index",
         "keys",
         "levels",
         "load_began_s",
         "may_run",
+        "passes",
         "put_off",
         "token_s",
         "trail",
         "wait_began_s",
+        "waits_step",
+        "walked_step",
     )
 
     def __init__(self, request: RequestId, hints: Hints, arrived_s: float) -> None:
@@ -54,6 +58,8 @@ class RequestState:
         self.canary: bool | None = None
         self.held = False
         self.held_since_s: float | None = None
+        self.held_tokens = 0
+        self.walked_step = 0
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None
@@ -67,6 +73,8 @@ class RequestState:
         self.wait_began_s: float | None = None
         self.load_began_s: float | None = None
         self.put_off = False
+        self.passes = False
+        self.waits_step = -1
         self.may_run = False
 
     def got_token(self, now_s: float) -> None:
