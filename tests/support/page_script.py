@@ -73,10 +73,10 @@ def blocks_of(page: Path) -> Iterator[Block]:
 def script_of(blocks: list[Block]) -> str:
     """A script for bash that runs all blocks; a command that fails is named, and the rest goes on.
 
-    A server that does not come up ends it.
+    A function that gives up (`return`) ends it: a server did not come up.
     """
     parts = [
-        """trap 'echo "── failed $?: $BASH_COMMAND ──"; [[ $BASH_COMMAND != up ]] || exit 1' ERR"""
+        """trap 'echo "── failed $?: $BASH_COMMAND ──"; [[ $BASH_COMMAND != return* ]] || exit 1' ERR"""
     ]
     for number, block in enumerate(blocks):
         parts += [f"echo '{MARK.format(number)}'", block.commands]
