@@ -34,6 +34,7 @@ OWN_KEYS: Final = (
     "request_log",
     "on_busy_disk",
     "control",
+    "canary",
     "baseline",
     "guard",
 )
@@ -91,6 +92,7 @@ class Config:
     request_log: Path | None = None
     on_busy_disk: str = "serve_without"
     control: bool = True
+    canary: float = 0.0
     baseline: Path | None = None
     guard: GuardSettings | None = None
 
@@ -125,6 +127,7 @@ def parse(extra_config: Mapping[str, object]) -> Config:
         request_log=values.path(extra_config, "request_log"),
         on_busy_disk=values.choice(extra_config, "on_busy_disk", ON_BUSY_DISK, "serve_without"),
         control=values.flag(extra_config, "control", True),
+        canary=values.number(extra_config, "canary", 0.0, low=0.0, high=1.0),
         baseline=values.path(extra_config, "baseline"),
         guard=config_guard.parse(extra_config),
     )

@@ -56,6 +56,7 @@ class ServeOptions:
     model_identity: str | None = None
     on_busy_disk: str | None = None
     no_control: bool = False
+    canary: float | None = None
     baseline: Path | None = None
     guard: Path | None = None
     vllm_arguments: tuple[str, ...] = ()
@@ -92,6 +93,7 @@ class ServeOptions:
             "model_identity": self.model_identity,
             "on_busy_disk": self.on_busy_disk,
             "control": False if self.no_control else None,
+            "canary": self.canary,
             "baseline": None if self.baseline is None else str(self.baseline.absolute()),
             "guard": None if self.guard is None else read_guard(self.guard),
             # Answers are part of the next turn's prompt.

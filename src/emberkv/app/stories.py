@@ -47,6 +47,7 @@ REASONS: Final = {
     "wait_spent": "on disk, but it did not come in the time that the request may wait",
     "transfer_failed": "on disk, but it could not be read, or its checksum was wrong",
     "not_worth": "there, but to compute it was quicker than to load it",
+    "canary": "computed on purpose, to be compared with what the tiers keep",
     "hint": "the request's own hints asked for no more",
     "tier_shut": "there, but its tier was not loaded from",
     "not_serving": "the tiers were off",

@@ -116,6 +116,7 @@ def _check_pins(stack: TierStack) -> None:
         pins[RAM].update(keys)
     for lease in stack.promotions.leases():
         pins[RAM].update(lease.keys[: lease.pinned])
+    pins[RAM].update(stack.shadows.pinned())
     for copy, unfinished in stack.transfers.open_copies():
         pins[copy.source].update(copy.keys[index] for index in unfinished)
     for level, tier in enumerate(stack.tiers):

@@ -255,6 +255,12 @@ class Residents:
             self.held[slot] = self.held.get(slot, 0) + 1
         self._free = [slot for slot in self._free if slot not in self.held]
 
+    def reserve(self, count: int) -> list[Slot]:
+        """Take up to `count` free slots out of use, held once each."""
+        taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        self.held.update((slot, 1) for slot in taken)
+        return taken
+
     def free_held(self, slots: Iterable[Slot]) -> None:
         """Give one hold on each slot back; a slot is free when its last hold is gone."""
         for slot in slots:

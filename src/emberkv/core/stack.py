@@ -26,6 +26,7 @@ from emberkv.core.limits import Limits
 from emberkv.core.promotions import Promotions
 from emberkv.core.residents import READY, Resident, Residents, State
 from emberkv.core.retention import Quotas, Retention
+from emberkv.core.shadows import Shadows
 from emberkv.core.transfers import Transfers
 from emberkv.core.visits import Visit, Visits
 from emberkv.core.write_behind import WriteBehind
@@ -82,6 +83,7 @@ class TierStack:
             self.transfers, self.promotions, self.write_behind, self._evictions, self.journal
         )
         self.visits = Visits(self.tiers)
+        self.shadows = Shadows(self.tiers[RAM])
         self._loads: dict[RequestId, tuple[list[Resident], float]] = {}
         self._stores: dict[RequestId, dict[ChunkKey, None]] = {}
         self._ended: set[RequestId] = set()
@@ -137,6 +139,7 @@ class TierStack:
         if request not in self._loads:
             self.promotions.close(request)
         self.gates.forget(request)
+        self.shadows.ended(request)
         visit = self.visits.find(request)
         if visit is not None and visit.hints.end_of_session and visit.hints.session is not None:
             self.retention.end_session(visit.hints.session)
@@ -417,6 +420,12 @@ class TierStack:
     def empty(self, level: Level) -> None:
         """Evict all that may leave of a tier."""
         self._evictions.left(level, self.tiers[level].evict_all())
+
+    def reserve(self, count: int) -> list[Slot]:
+        """Take up to so many slots of RAM out of use, for good; who has to leaves."""
+        ram = self.tiers[RAM]
+        self._evictions.left(RAM, ram.make_room(count, None))
+        return ram.reserve(count)
 
     def set_gate(self, level: Level, gate: Gate) -> None:
         """Open or shut a tier, for requests that ask from now on and chunks offered from now on."""

@@ -6,8 +6,15 @@ from emberkv.core.counts import Event
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId
 from emberkv.live.lookup import Lookup
-from emberkv.live.requests import RequestState
+from emberkv.live.requests import Answering, RequestState
 from emberkv.observe.requests import MissReason
+
+
+def look_up(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:
+    """Answer for the next chunk of a request that does not wait."""
+    if state.answering is Answering.SETTLED:
+        return settled(stack, state, key, now_s)
+    return collect(stack, state, key, now_s)
 
 
 def collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:

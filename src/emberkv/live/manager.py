@@ -20,8 +20,9 @@ from emberkv.core.guard import Guard
 from emberkv.core.stack import TierStack
 from emberkv.domain.hints import NO_HINTS, Hints
 from emberkv.domain.types import RAM, ChunkKey, Level, RequestId, Slot
+from emberkv.live.canaries import Canaries
 from emberkv.live.carrier import Carrier
-from emberkv.live.collect import collect, settled
+from emberkv.live.collect import look_up
 from emberkv.live.complaints import Complaints
 from emberkv.live.control.turns import Turns, contained, exclusive
 from emberkv.live.driver import Driver
@@ -79,6 +80,7 @@ class TierManager:
         self._deferred: list[RequestState] = []
         self.complaints = Complaints(self.tally)
         self.watch = Watch(stack, self.tally, guard)
+        self.canaries: Canaries | None = None
         self._step = 0
         self._drained_step = -1
         self._unfence_step: int | None = None
@@ -162,12 +164,13 @@ class TierManager:
             if state.put_off or state.answering is Answering.WAIT:
                 state.index += 1
                 return Lookup.RETRY if state.index == 1 else Lookup.MISS
-            if state.answering is Answering.SETTLED:
-                return settled(self.stack, state, key, self._now_s)
             was_deferred = state.deferred
-            answer = collect(self.stack, state, key, self._now_s)
+            answer = look_up(self.stack, state, key, self._now_s)
             if state.deferred and not was_deferred:
                 self._deferred.append(state)
+            if answer is Lookup.HIT and self.canaries and self.canaries.takes(state, key):
+                state.facts.miss_reason = MissReason.CANARY
+                return Lookup.MISS
             return answer
         except Exception as error:
             self.give_up(error)
@@ -272,11 +275,17 @@ class TierManager:
         admitted = self.stack.offload(request, keys, parent, self._clock(), first_token)
         self._carrier.carry_out()
         self._carrier.mark_writing(admitted)
-        return [(resident.key, resident.slot) for resident in admitted]
+        rows = [(resident.key, resident.slot) for resident in admitted]
+        if self.canaries is None:
+            return rows
+        beside = dict([*rows, *self.canaries.offered(request, keys)])
+        return [(key, beside[key]) for key in keys if key in beside]
 
     @contained
     def complete_store(self, request: RequestId, keys: Collection[ChunkKey]) -> None:
         """The engine has written chunks that `prepare_store` admitted."""
+        if self.canaries is not None:
+            self.canaries.written(request, keys)
         stored = self.stack.stored(request, keys, self._clock())
         if not stored:
             return
@@ -310,8 +319,12 @@ class TierManager:
         self.stack.settle(now_s)
         self._look_ahead.step(now_s)
         self._carrier.carry_out()
+        if self.canaries is not None:
+            self.canaries.step()
         if self._unfence_step is not None and self._step >= self._unfence_step:
             self.stack.unfence()
+            if self.canaries is not None:
+                self.canaries.unfence()
             self._unfence_step = None
         self.fates.take(now_s)
         self._step += 1
@@ -374,6 +387,9 @@ class TierManager:
 
     @contained
     def _forget(self) -> None:
+        fenced = self.stack.shadows.clear()
+        if self.canaries is not None:
+            self.canaries.reset(fenced)
         self.stack.reset()
         self._carrier.forget()
         self._unfence_step = self._step + STEPS_IN_FLIGHT
@@ -409,6 +425,8 @@ class TierManager:
     def shutdown(self) -> None:
         """Let go of the tiers; a clean end."""
         try:
+            if self.canaries is not None:
+                self.canaries.close()
             self.driver.close(clean=True)
         except Exception as error:
             self.give_up(error)

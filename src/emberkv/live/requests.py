@@ -26,6 +26,7 @@ class RequestState:
         "answering",
         "arrived_s",
         "asked_step",
+        "canary",
         "chain",
         "chunk_limit",
         "deferred",
@@ -50,6 +51,7 @@ class RequestState:
         self.arrived_s = arrived_s
         self.keys: Callable[[], Sequence[ChunkKey]] | None = None
         self.first_token = 0
+        self.canary: bool | None = None
         self.held = False
         self.held_since_s: float | None = None
         self.levels: frozenset[Level] | None = None

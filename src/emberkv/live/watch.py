@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from emberkv.core.gates import Gate
+from emberkv.core.gates import SHUT, Gate
 from emberkv.core.guard import Guard, Signal
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import TIER_NAMES, Level, RequestId
@@ -88,6 +88,11 @@ class Watch:
         if self._guard is not None:
             self._guard.by_hand(level, gate, now_s)
             self._tally.guard_changed(self._guard.history[-1])
+
+    def take_out(self, level: Level, reason: str) -> None:
+        """A tier is wrong: shut it until an operator opens it."""
+        logger.error("the %s tier is shut: %s", TIER_NAMES[level], reason)
+        self.by_hand(level, SHUT, self._decided_s or 0.0)
 
     def facts(self) -> Mapping[str, object]:
         """For status."""

@@ -76,6 +76,9 @@ TOKENS: Final = _counter("prompt_tokens", "Prompt tokens of ended requests, by s
 REQUESTS: Final = _counter(
     "requests", "Ended requests, by why they got no more of their prompt.", "reason"
 )
+CANARY_CHUNKS: Final = _counter(
+    "canary_chunks", "Chunks that a canary has compared, by the tier they came from.", "tier"
+)
 HINTS_UNUSABLE: Final = _counter(
     "hints_unusable", "Hints of requests that could not be used, by kind.", "kind"
 )
@@ -109,6 +112,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     TOKENS,
     REQUESTS,
     HINTS_UNUSABLE,
+    CANARY_CHUNKS,
     GUARD_CHANGES,
     WAIT_SECONDS,
 )

@@ -13,6 +13,7 @@ class MissReason(enum.Enum):
     NOT_STORED = "not_stored"  # the chain goes on in no tier
     WHOLE = "whole"  # everything that could be asked for was served
     NOT_WORTH = "not_worth"  # known, but to compute it is quicker
+    CANARY = "canary"  # computed on purpose, to be held against what a tier keeps
     HINT = "hint"  # the request itself asked for no more
     TIER_SHUT = "tier_shut"  # known, but its tier is not loaded from at present
     NO_ROOM = "no_room"  # known below, but it did not fit into RAM

@@ -116,6 +116,13 @@ Sizes are explicit. A size that does not fit this machine is refused before anyt
     "--no-control", is_flag=True, help="No control socket: no status, control, top and why."
 )
 @click.option(
+    "--canary",
+    type=click.FloatRange(0.0, 1.0),
+    metavar="SHARE",
+    help="Share of requests with a hit that are computed and compared with what is kept.  "
+    "[default: 0]",
+)
+@click.option(
     "--baseline",
     type=DIRECTORY,
     metavar="FILE",

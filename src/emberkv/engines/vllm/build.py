@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from emberkv.config import Config
+from emberkv.core.canary import Canary, CanaryRule
 from emberkv.core.economy import Terms
 from emberkv.core.limits import Limits
 from emberkv.core.residents import Residents
@@ -13,6 +14,8 @@ from emberkv.core.retention import Quotas
 from emberkv.core.stack import TierStack
 from emberkv.domain.types import DISK, Level, TenantName
 from emberkv.engines.vllm.manager import EmberOffloadingManager
+from emberkv.live.canaries import Canaries
+from emberkv.live.canary import Comparer, KvRows
 from emberkv.live.control.server import start_control
 from emberkv.live.driver import Driver
 from emberkv.live.guard import make_guard
@@ -38,11 +41,12 @@ def build_manager(
     clock: Callable[[], float],
     make_stack: Callable[[Sequence[Residents], Limits, Terms, Quotas], TierStack] = TierStack,
     hash_prompt: HashPrompt | None = None,
+    kv_rows: KvRows | None = None,
 ) -> EmberOffloadingManager:
     """The manager that vLLM calls, over a driver's tiers. `clock` gives monotonic seconds.
 
-    `make_stack` may give a stack that audits itself. `hash_prompt` is for dry runs. Raises
-    `ConfigError` if the request log can't be written.
+    `make_stack` may give a stack that audits itself. `hash_prompt` is for dry runs, `kv_rows` for
+    a canary. Raises `ConfigError` if the request log can't be written.
     """
     policy = EVICTION_POLICIES[settings.eviction_policy]
     chunk_bytes = driver.arena.geometry.chunk_bytes
@@ -79,6 +83,9 @@ def build_manager(
         manager.tally.tier_up(DISK, up=False, reason=failure or "")
     about = _about(driver, settings, tokens_per_chunk, hash_prompt)
     operations = Operations(manager, about, clock)
+    if settings.canary and kv_rows is not None:
+        manager.canaries = _canaries(manager, settings.canary, kv_rows)
+        operations.facts["canary"] = manager.canaries.facts
     if settings.guard is not None:
         operations.facts["guard"] = manager.watch.facts
     control = start_control(operations) if settings.control else None
@@ -89,6 +96,12 @@ def build_manager(
         log.close()
 
     return EmberOffloadingManager(manager, tokens_per_chunk, close)
+
+
+def _canaries(manager: TierManager, share: float, rows: KvRows) -> Canaries:
+    canary = Canary(CanaryRule(share, rows.kv_type.precision))
+    comparer = Comparer(manager.driver.arena, rows.kv_type, rows.parts)
+    return Canaries(manager.stack, manager.tally, canary, comparer, manager.watch.take_out)
 
 
 def _seeds(settings: Config) -> tuple[tuple[int, float], ...]:

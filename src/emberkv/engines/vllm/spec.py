@@ -26,6 +26,7 @@ from emberkv.engines.vllm.logs import show_beside_vllm
 from emberkv.engines.vllm.worker import ArenaCopyWorker
 from emberkv.errors import ConfigError
 from emberkv.live.arena import Arena, ArenaGeometry
+from emberkv.live.canary import KvRows, kv_type_of
 from emberkv.live.driver import Driver
 
 
@@ -84,7 +85,22 @@ class EmberOffloadingSpec(OffloadingSpec):
             tokens_per_chunk=self.tokens_per_chunk,
             clock=self.clock,
             hash_prompt=self._prompt_hasher(),
+            kv_rows=self._kv_rows(),
         )
+
+    def _kv_rows(self) -> KvRows | None:
+        """What rows hold, for a canary. Raises `ConfigError` if that can't be compared."""
+        if not self.settings.canary:
+            return None
+        vllm_config = find_vllm_config()
+        if vllm_config is None:
+            raise ConfigError(
+                "canary needs EmberConnector: vLLM shows its configuration to it alone"
+            )
+        name = str(vllm_config.cache_config.cache_dtype)
+        kv_type = kv_type_of(str(vllm_config.model_config.dtype) if name == "auto" else name)
+        ranks = 1 if self.replicated_layout else self.config.parallel.world_size
+        return KvRows(kv_type, len(self.config.groups[0].layer_names) * ranks)
 
     def _prompt_hasher(self) -> PromptHasher | None:
         """Where vLLM shows its configuration: it says how requests are hashed."""
