@@ -26,6 +26,7 @@ def guard() -> Guard:
 def test_facts_are_no_python() -> None:
     assert fact({"0": 0.26409412, "512": 0.2, "none": {}}) == "(0: 0.2641, 512: 0.2, none: none)"
     assert [fact(each) for each in (1.0, 3, None, "open")] == ["1", "3", "none", "open"]
+    assert [fact(each) for each in ([], ["a", {"b": 2}])] == ["none", "a; (b: 2)"]
 
 
 def test_the_guard_says_how_far_tiers_are_open_and_why() -> None:
