@@ -16,6 +16,9 @@ BLOCK = re.compile(r"^```(bash|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\(?\d[\d.,]*(?:[a-zA-Z]+\b)?[!?]?\)?")
 UNITS = frozenset({"ms", "s", "min", "h", "B", "KiB", "MiB", "GiB", "k", "M"})
 MARK = "── block {} ──"
+ON_FAILURE = """
+trap 'echo "── failed $?: $BASH_COMMAND ──"; [[ $BASH_COMMAND != return* ]] || exit 1' ERR
+"""
 FAILED = re.compile(r"^── failed (\d+): (.*) ──$", re.MULTILINE)
 
 
@@ -75,9 +78,7 @@ def script_of(blocks: list[Block]) -> str:
 
     A function that gives up (`return`) ends it: a server did not come up.
     """
-    parts = [
-        """trap 'echo "── failed $?: $BASH_COMMAND ──"; [[ $BASH_COMMAND != return* ]] || exit 1' ERR"""
-    ]
+    parts = [ON_FAILURE]
     for number, block in enumerate(blocks):
         parts += [f"echo '{MARK.format(number)}'", block.commands]
     return "\n".join([*parts, f"echo '{MARK.format(len(blocks))}'", ""])
