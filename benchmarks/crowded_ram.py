@@ -88,9 +88,7 @@ def play(engine: Engine, scene: Scene) -> tuple[int, int, float, float]:
     replies = send(engine.server.url, requests, timeout_s=PATIENCE_S)
     after = settled(engine, before, scene)
     sources = engine_sources(before, after, scene.prompts * scene.prompt_tokens)
-    read = after.total("emberkv:chunks_total", tier="ram", event="promoted") - before.total(
-        "emberkv:chunks_total", tier="ram", event="promoted"
-    )
+    read = after.promoted_chunks() - before.promoted_chunks()
     answered = sum(not each.error for each in replies)
     longest_s = max(each.first_token_s or each.total_s for each in replies)
     return answered, sources.disk + sources.ram, read, longest_s

@@ -16,6 +16,8 @@ import httpx
 
 from demo.measures import Page, Sources, device_bytes_read, engine_sources
 from demo.server import Server, find_keeper, free_port, kill_keeper
+from emberkv.live.control.client import ControlClient
+from emberkv.live.control.messages import Done, GateName, SetGate
 
 BLOCK_TOKENS = 32
 SMALL_PROMPT = range(1000, 1016)
@@ -137,6 +139,12 @@ class EmberEngine(Engine):
             if time.monotonic() > deadline_s:
                 raise SystemExit("write-behinds don't end")
             self.ask(SMALL_PROMPT)
+
+    def shut(self, *, off: bool) -> None:
+        """Shut all tiers, or open them again: off, the server is as if emberkv were not there."""
+        with ControlClient(self._instance) as client:
+            gate = GateName.OFF if off else GateName.ON
+            client.ask(SetGate("ram", gate), Done)
 
     def last_times(self) -> tuple[float, float]:
         """How long the last request waited for its promotion, and for its load, in seconds."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from emberkv.domain.types import ChunkKey, Outcome, Slot
-from emberkv.testing.storage import DurableSlotStorageTests, FaultyStorage, SlotStorageTests
+from emberkv.drills.faults import FaultyStorage
+from emberkv.testing.storage import DurableSlotStorageTests, SlotStorageTests
 from emberkv.tiers import slab_files
 from emberkv.tiers.base import Record, SlotStorage
 from emberkv.tiers.format import SlabGeometry, StoredNamespace

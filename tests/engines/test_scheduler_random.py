@@ -18,7 +18,7 @@ from scheduler_rig import Rig
 
 from emberkv.core.counts import Event
 from emberkv.domain.types import RAM, Outcome
-from emberkv.testing.storage import Fault, FaultyStorage, Operation
+from emberkv.drills.faults import Fault, FaultyStorage, Operation
 from emberkv.tiers.memory import MemoryStorage
 
 pytestmark = pytest.mark.engine

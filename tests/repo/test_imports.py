@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 IMPORT_LIMIT_S = 0.3
 HEAVY = ("numpy", "torch", "transformers", "vllm")
+SUPPORT = ("emberkv.testing.", "emberkv.drills.")
 ENGINES = ("sglang", "torch", "transformers", "vllm")
 
 
@@ -48,7 +49,7 @@ def test_importing_emberkv_brings_nothing_heavy() -> None:
 
 def test_only_adapters_and_test_support_import_an_engine(neutral_modules: list[str]) -> None:
     """Every other module, imported, leaves the engines out: also where an import is indirect."""
-    names = [name for name in neutral_modules if not name.startswith("emberkv.testing.")]
+    names = [name for name in neutral_modules if not name.startswith(SUPPORT)]
     code = f"""
 import importlib, sys
 for name in {names}:

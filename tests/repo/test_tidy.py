@@ -188,7 +188,7 @@ def test_public_signatures_are_explicit() -> None:
     found = [
         f"{name}:{function.lineno} {function.name}"
         for name in python_files(PACKAGE)
-        if not name.startswith(PACKAGE + "engines/")
+        if not name.startswith((PACKAGE + "engines/", PACKAGE + "drills/spec.py"))
         for function in public_functions(name)
         if function.args.kwarg
     ]

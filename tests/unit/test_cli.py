@@ -47,6 +47,8 @@ COMMANDS = (
     "purge",
     "baseline",
     "load",
+    "selfcheck",
+    "drill",
 )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 from emberkv.domain.types import Outcome, Slot
-from emberkv.testing.storage import Fault, FaultyStorage, Operation, get, holds, put, record_for
+from emberkv.drills.faults import Fault, FaultyStorage, Operation
+from emberkv.testing.storage import get, holds, put, record_for
 from emberkv.tiers.memory import MemoryStorage
 
 TIMEOUT_S = 30.0

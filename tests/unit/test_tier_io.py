@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from emberkv.domain.types import DISK, RAM, ChunkKey, Copy, Entry, Outcome, Slot, TransferId
 from emberkv.live.arena import READY, Arena, ArenaGeometry, create_memory
 from emberkv.live.keeper.seals import Seals, checksum
-from emberkv.live.keeper.tier_io import TierIo
+from emberkv.live.keeper.tier_io import FIRST_READ_BYTES, TierIo
 from emberkv.tiers.base import Record
 from emberkv.tiers.memory import MemoryStorage
 
@@ -180,6 +181,17 @@ def test_one_copy_is_worked_on_by_several_threads(start: Callable[..., Rig]) -> 
         assert rig.storage.inside.get(timeout=DEADLINE_S) == "write"
     rig.storage.writes.set()
     rig.results(8)
+
+
+def test_a_promotion_begins_with_small_batches_for_all_threads(start: Callable[..., Rig]) -> None:
+    """The first chunks are there early, the rest is shared out."""
+    io = start(read_threads=4, batch_bytes=1 << 30).io
+    small = FIRST_READ_BYTES // CHUNK_BYTES
+    cuts = list(io._cuts(4 * small + 10, upward=True))
+    assert [last - first for first, last in cuts] == [small] * 4 + [3, 3, 3, 1]
+    assert cuts[0][0] == 0
+    assert all(one[1] == other[0] for one, other in pairwise(cuts))
+    assert list(io._cuts(4 * small + 10, upward=False)) == [(0, 4 * small + 10)]
 
 
 def test_a_load_does_not_wait_behind_write_behinds(start: Callable[..., Rig]) -> None:

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from emberkv import config as configuration
 from emberkv.app.fit import RamPlan, default_reserve_bytes, require_chunk_fits, require_disk_fit
-from emberkv.app.machine import DiskSpace, Machine, require_log_file, require_writable
+from emberkv.app.machine import (
+    DiskSpace,
+    Machine,
+    disk_space,
+    require_log_file,
+    require_writable,
+    this_machine,
+)
 from emberkv.domain.units import format_size
 from emberkv.engines.vllm.command_line import (
     HASH_FLAG,
@@ -20,6 +27,7 @@ from emberkv.engines.vllm.command_line import (
     Flags,
     Launch,
     has_own_command,
+    is_cpu_build,
     require_no_other_connector,
     unstable_hash,
 )
@@ -69,7 +77,7 @@ class ServeOptions:
         if self.chunk_tokens is not None and self.blocks_per_chunk is not None:
             raise UsageError("give --chunk-tokens or --blocks-per-chunk, not both")
 
-    def extra_config(self) -> dict[str, object]:
+    def extra_config(self, spec: tuple[str, str] = (SPEC, SPEC_MODULE)) -> dict[str, object]:
         """The keys for the engine's `kv_connector_extra_config`, checked."""
         disk = None
         if self.disk is not None:
@@ -77,8 +85,8 @@ class ServeOptions:
             disk = [{"type": "fs", "root_dir": place, "size_bytes": self.disk_bytes}]
         log = None if self.request_log is None else str(self.request_log.absolute())
         keys: dict[str, object] = {
-            "spec_name": SPEC,
-            "spec_module_path": SPEC_MODULE,
+            "spec_name": spec[0],
+            "spec_module_path": spec[1],
             "cpu_bytes_to_use": self.ram_bytes,
             "secondary_tiers": disk,
             "block_size": self.chunk_tokens,
@@ -114,7 +122,11 @@ def read_guard(path: Path) -> object:
         raise UsageError(f"{path} is no JSON: {error}") from error
 
 
-def vllm_arguments(options: ServeOptions, environment: Mapping[str, str]) -> list[str]:
+def vllm_arguments(
+    options: ServeOptions,
+    environment: Mapping[str, str],
+    spec: tuple[str, str] = (SPEC, SPEC_MODULE),
+) -> list[str]:
     """The arguments for `vllm`, from `serve` on. Raises `UsageError` for what can't go together."""
     flags = Flags(options.vllm_arguments)
     require_no_other_connector(flags)
@@ -126,7 +138,7 @@ def vllm_arguments(options: ServeOptions, environment: Mapping[str, str]) -> lis
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_both",
-        "kv_connector_extra_config": options.extra_config(),
+        "kv_connector_extra_config": options.extra_config(spec),
     }
     own = [TRANSFER_FLAG, json.dumps(transfer, separators=(",", ":"))]
     if algorithm is None:
@@ -199,6 +211,16 @@ def _require_chunks(options: ServeOptions, launch: Launch) -> None:
     if options.disk_bytes is not None:
         slab_bytes = SlabGeometry(1, chunk_bytes).total_bytes
         require_chunk_fits("--disk-size", options.disk_bytes, slab_bytes, chunk_tokens)
+
+
+def check(options: ServeOptions, environment: Mapping[str, str]) -> RamPlan:
+    """Everything that can be said before a start. Raises `UsageError` for what can't work."""
+    engine = Launch(
+        options.model, Flags(options.vllm_arguments), environment, on_cpu=is_cpu_build(environment)
+    )
+    space = None if options.disk is None else disk_space(options.disk)
+    require_places(options)
+    return check_sizes(options, engine, this_machine(), space)
 
 
 def require_places(options: ServeOptions) -> None:

@@ -1,4 +1,4 @@
-"""Conformance of a `SlotStorage`, and a storage that fails on purpose.
+"""Conformance of a `SlotStorage`.
 
 A storage is held to the protocol by subclassing `SlotStorageTests` in a test module, or
 `DurableSlotStorageTests` if it outlives its process:
@@ -10,11 +10,9 @@ A storage is held to the protocol by subclassing `SlotStorageTests` in a test mo
 
 from __future__ import annotations
 
-import enum
 import mmap
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import xxhash
@@ -217,139 +215,3 @@ class DurableSlotStorageTests(SlotStorageTests):
         again = self.reopen(storage)
         assert list(again.entries()) == []
         assert get(again, 1, 1)[0] is Outcome.ABSENT
-
-
-class Operation(enum.Enum):
-    """Which call of a storage a fault is for."""
-
-    READ = "read"
-    WRITE = "write"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong, for which chunks of which call.
-
-    `outcome` replaces the storage's own, and then nothing is read or written. `flip` damages the
-    payload on its way instead: what was written is corrupt from then on, what is read only this
-    time. `release` holds the whole call until the test sets it. `slots` None means all.
-    """
-
-    operation: Operation
-    slots: frozenset[Slot] | None = None
-    outcome: Outcome | None = None
-    flip: bool = False
-    release: threading.Event | None = None
-
-    def hits(self, operation: Operation, slot: Slot) -> bool:
-        return operation is self.operation and (self.slots is None or slot in self.slots)
-
-
-class FaultyStorage:
-    """A storage that passes on to `inner` and goes wrong as planned; implements `SlotStorage`."""
-
-    def __init__(self, inner: SlotStorage, faults: Sequence[Fault] = ()) -> None:
-        self._inner = inner
-        self._faults = tuple(faults)
-        self._held = 0
-        self._changed = threading.Condition()
-
-    def plan(self, *faults: Fault) -> None:
-        """Replace the faults, for the calls that begin from now on."""
-        self._faults = faults
-
-    def wait_until_held(self, calls: int, timeout_s: float) -> bool:
-        """Wait until `calls` calls are being held by a `release`; False if it takes too long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._held >= calls, timeout_s)
-
-    @property
-    def slot_count(self) -> int:
-        return self._inner.slot_count
-
-    @property
-    def payload_bytes(self) -> int:
-        return self._inner.payload_bytes
-
-    def write(
-        self, records: Sequence[Record], payloads: Sequence[memoryview], /
-    ) -> Sequence[Outcome]:
-        """Write what no fault hits, damaged where a fault says so."""
-        faults = self._faults
-        self._hold(faults, Operation.WRITE, records)
-        sent = [
-            memoryview(_flipped(payload))
-            if self._flips(faults, Operation.WRITE, record)
-            else payload
-            for record, payload in zip(records, payloads, strict=True)
-        ]
-        left, outcomes = self._refuse(faults, Operation.WRITE, records)
-        done = self._inner.write([records[at] for at in left], [sent[at] for at in left])
-        for at, outcome in zip(left, done, strict=True):
-            outcomes[at] = outcome
-        return outcomes
-
-    def read(
-        self, records: Sequence[Record], payloads: Sequence[memoryview], /
-    ) -> Sequence[Outcome]:
-        """Read what no fault hits; what a fault flips is CORRUPT."""
-        faults = self._faults
-        self._hold(faults, Operation.READ, records)
-        left, outcomes = self._refuse(faults, Operation.READ, records)
-        done = self._inner.read([records[at] for at in left], [payloads[at] for at in left])
-        for at, outcome in zip(left, done, strict=True):
-            outcomes[at] = outcome
-            if outcome is OK and self._flips(faults, Operation.READ, records[at]):
-                payloads[at].cast("B")[:] = _flipped(payloads[at])
-                outcomes[at] = Outcome.CORRUPT
-        return outcomes
-
-    def entries(self) -> Iterator[Entry]:
-        return self._inner.entries()
-
-    def reset(self) -> None:
-        self._inner.reset()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def _hold(
-        self, faults: Sequence[Fault], operation: Operation, records: Sequence[Record]
-    ) -> None:
-        for fault in faults:
-            if fault.release and any(fault.hits(operation, record.slot) for record in records):
-                self._count_held(+1)
-                fault.release.wait()
-                self._count_held(-1)
-
-    def _count_held(self, change: int) -> None:
-        with self._changed:
-            self._held += change
-            self._changed.notify_all()
-
-    @staticmethod
-    def _flips(faults: Sequence[Fault], operation: Operation, record: Record) -> bool:
-        return any(fault.flip and fault.hits(operation, record.slot) for fault in faults)
-
-    @staticmethod
-    def _refuse(
-        faults: Sequence[Fault], operation: Operation, records: Sequence[Record]
-    ) -> tuple[list[int], list[Outcome]]:
-        """Positions that no outcome is planned for, and the outcomes so far."""
-        left: list[int] = []
-        outcomes: list[Outcome] = []
-        for at, record in enumerate(records):
-            planned = next(
-                (it.outcome for it in faults if it.outcome and it.hits(operation, record.slot)),
-                None,
-            )
-            outcomes.append(planned or Outcome.SHED)
-            if planned is None:
-                left.append(at)
-        return left, outcomes
-
-
-def _flipped(payload: memoryview) -> bytes:
-    changed = bytearray(payload)
-    changed[len(changed) // 2] ^= 0x10
-    return bytes(changed)

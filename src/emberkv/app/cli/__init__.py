@@ -30,6 +30,8 @@ COMMANDS = (
     "purge",
     "baseline",
     "load",
+    "selfcheck",
+    "drill",
 )
 
 

@@ -139,18 +139,11 @@ Sizes are explicit. A size that does not fit this machine is refused before anyt
 def command(given: Mapping[str, Any]) -> int:
     """Start the engine in place of this process; the help text is `_HELP`."""
     from emberkv.app import launch
-    from emberkv.app.machine import disk_space, this_machine
-    from emberkv.engines.vllm.command_line import Flags, Launch, is_cpu_build
     from emberkv.engines.vllm.compat import require_tested
 
     options = launch.ServeOptions(**{f.name: given[f.name] for f in fields(launch.ServeOptions)})
     arguments = launch.vllm_arguments(options, os.environ)
-    engine = Launch(
-        options.model, Flags(options.vllm_arguments), os.environ, on_cpu=is_cpu_build(os.environ)
-    )
-    space = None if options.disk is None else disk_space(options.disk)
-    launch.require_places(options)
-    plan = launch.check_sizes(options, engine, this_machine(), space)
+    plan = launch.check(options, os.environ)
     if given["print_command"]:
         print(launch.plain_command(arguments))
         return 0

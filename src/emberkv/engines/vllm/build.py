@@ -32,6 +32,8 @@ STRICT_VARIABLE = "EMBERKV_STRICT"
 PROBE_BYTES = 16 << 20
 """What a tier that is not loaded from is tried with: enough to tell its delay from its pace."""
 
+MakeStack = Callable[[Sequence[Residents], Limits, Terms, Quotas], TierStack]
+
 
 def build_manager(
     driver: Driver,
@@ -39,7 +41,7 @@ def build_manager(
     *,
     tokens_per_chunk: int,
     clock: Callable[[], float],
-    make_stack: Callable[[Sequence[Residents], Limits, Terms, Quotas], TierStack] = TierStack,
+    make_stack: MakeStack = TierStack,
     hash_prompt: HashPrompt | None = None,
     kv_rows: KvRows | None = None,
 ) -> EmberOffloadingManager:

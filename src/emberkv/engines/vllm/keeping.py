@@ -14,6 +14,7 @@ from emberkv.engines.vllm.context import find_vllm_config
 from emberkv.engines.vllm.identity import Identity, identify
 from emberkv.errors import ConfigError
 from emberkv.live.arena import ArenaGeometry
+from emberkv.live.keeper.address import KEEPER_MODULE
 from emberkv.live.keeper.client import KeeperClient, join
 from emberkv.live.keeper.joining import Place
 from emberkv.live.keeper.messages import DiskSettings, KeeperConfig
@@ -29,6 +30,7 @@ class KeeperTerms:
     settings: Config
     geometry: ArenaGeometry
     offloading: OffloadingConfig
+    keeper_module: str = KEEPER_MODULE
 
     def join_worker(self, rank: int) -> WorkerAttachment:
         """Attach this worker. Raises `ConfigError` and `KeeperError`."""
@@ -57,7 +59,7 @@ class KeeperTerms:
     @property
     def _place(self) -> Place:
         instance = self.settings.instance or self._default_instance()
-        return Place(instance, self.offloading.engine_id)
+        return Place(instance, self.offloading.engine_id, keeper_module=self.keeper_module)
 
     def _default_instance(self) -> str:
         """One name per model and data-parallel replica: a restart with other settings finds it."""

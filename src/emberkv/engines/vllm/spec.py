@@ -17,8 +17,9 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 from emberkv import config as configuration
+from emberkv.core.stack import TierStack
 from emberkv.engines.vllm import compat, metrics
-from emberkv.engines.vllm.build import build_manager
+from emberkv.engines.vllm.build import MakeStack, build_manager
 from emberkv.engines.vllm.context import find_vllm_config
 from emberkv.engines.vllm.hashing import PromptHasher
 from emberkv.engines.vllm.keeping import KeeperTerms
@@ -32,6 +33,8 @@ from emberkv.live.driver import Driver
 
 class EmberOffloadingSpec(OffloadingSpec):
     """Cheap to build: vLLM builds one per process and role. Resources come with the getters."""
+
+    make_stack: MakeStack = TierStack
 
     @classmethod
     def build_metric_definitions(
@@ -86,6 +89,7 @@ class EmberOffloadingSpec(OffloadingSpec):
             clock=self.clock,
             hash_prompt=self._prompt_hasher(),
             kv_rows=self._kv_rows(),
+            make_stack=self.make_stack,
         )
 
     def _kv_rows(self) -> KvRows | None:

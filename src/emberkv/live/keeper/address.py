@@ -22,6 +22,7 @@ from emberkv.errors import KeeperError
 from emberkv.live.keeper.channel import require_same_user
 
 BACKLOG: Final = 512
+KEEPER_MODULE: Final = "emberkv.live.keeper"
 START_S: Final = 20.0
 
 
@@ -86,7 +87,9 @@ class StartedKeeper:
         self._complaints.close()
 
 
-def try_start(instance: str, log_path: Path | None) -> StartedKeeper | None:
+def try_start(
+    instance: str, log_path: Path | None, module: str = KEEPER_MODULE
+) -> StartedKeeper | None:
     """Start a keeper for an instance; None if another process has just done so.
 
     Returns when the keeper's process has left this one's tree. Raises `KeeperError` if it can't
@@ -96,7 +99,7 @@ def try_start(instance: str, log_path: Path | None) -> StartedKeeper | None:
     if listener is None:
         return None
     with closing(listener):
-        command = [sys.executable, "-m", "emberkv.live.keeper"]
+        command = [sys.executable, "-m", module]
         command += ["--instance", instance, "--listener", str(listener.fileno())]
         if log_path is not None:
             command += ["--log", str(log_path.absolute())]

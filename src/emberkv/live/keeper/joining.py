@@ -23,6 +23,7 @@ import msgspec
 from emberkv.config import require_instance
 from emberkv.errors import ConfigError, EmberError, KeeperError
 from emberkv.live.keeper.address import (
+    KEEPER_MODULE,
     StartedKeeper,
     own_instance,
     try_connect,
@@ -52,11 +53,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine's keeper is: the instance, and whose it is. `log_path` is the keeper's."""
+    """Where an engine's keeper is: the instance, and whose it is.
+
+    `log_path` is the keeper's; `keeper_module` is run to start one.
+    """
 
     instance: str
     engine_id: str
     log_path: Path | None = None
+    keeper_module: str = KEEPER_MODULE
 
     def __post_init__(self) -> None:
         require_instance(self.instance)
@@ -127,7 +132,7 @@ class Joining:
         instance = own if self._turned_away else self._place.instance
         sock = None if self._turned_away else try_connect(instance)
         if sock is None and self._may_start:
-            started = try_start(instance, self._place.log_path)
+            started = try_start(instance, self._place.log_path, self._place.keeper_module)
             if started is not None:
                 self._started.append(started)
             sock = try_connect(instance)

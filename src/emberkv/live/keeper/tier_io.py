@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,8 +26,11 @@ from emberkv.live.keeper.seals import Generations, Seals, Slots
 from emberkv.tiers.base import Record, SlotStorage
 
 BATCH_BYTES: Final = 2 << 20
-"""A batch is as many chunks as fit, but one at least: large enough for the device, small enough
-that the first chunks of a promotion are there early."""
+"""A batch is as many chunks as fit, but one at least: large enough for the device."""
+
+FIRST_READ_BYTES: Final = 256 << 10
+"""The first batch of a promotion for each thread is this small: a request waits only while chunks
+arrive, so the first ones must be there early even where the device is slow."""
 
 Report = Callable[[Copy, int, Sequence[Outcome], float], None]
 """Called on the thread that did the work: copy, index of the first chunk, outcomes, busy_s."""
@@ -70,6 +73,8 @@ class TierIo:
         self._seals = seals
         self.storage = storage
         self._batch_chunks = max(1, batch_bytes // arena.geometry.row_bytes)
+        self._first_chunks = max(1, min(batch_bytes, FIRST_READ_BYTES) // arena.geometry.row_bytes)
+        self._read_threads = read_threads
         self._reads: _Queue = queue.SimpleQueue()
         self._writes: _Queue = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -109,12 +114,30 @@ class TierIo:
         with self._lock:
             self._unfinished += len(slots)
             this_round = self._round if upward else self._write_round
-        for first in range(0, len(slots), self._batch_chunks):
-            last = min(first + self._batch_chunks, len(slots))
+        for first, last in self._cuts(len(slots), upward=upward):
             part = slice(first, last)
             waiting.put(
                 _Batch(copy, first, last, slots[part], generations[part], epoch, this_round, report)
             )
+
+    def _cuts(self, count: int, *, upward: bool) -> Iterator[tuple[int, int]]:
+        """Batches of a copy of `count` chunks: small ones first if someone may wait for it.
+
+        What is left after those is shared out among the threads.
+        """
+        first = 0
+        for _ in range(self._read_threads if upward else 0):
+            if first < count:
+                last = min(first + self._first_chunks, count)
+                yield first, last
+                first = last
+        size = self._batch_chunks
+        if upward:
+            size = max(1, min(size, -(-(count - first) // self._read_threads)))
+        while first < count:
+            last = min(first + size, count)
+            yield first, last
+            first = last
 
     def cancel(self, *, writes_too: bool) -> None:
         """Report queued promotions, or everything queued, as SHED; what runs goes on."""
