@@ -20,7 +20,7 @@ from page_script import Block, blocks_of, script_of, share_out
 from demo.server import end_processes, find_keeper, free_port, kill_keeper
 from emberkv.testing.models import make_random_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1150)]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/howto/roll-out.md"
 LATE = ("waited longer", "still wait", "first tokens took")
@@ -57,7 +57,7 @@ def played(tmp_path: Path) -> Iterator[list[Block]]:
             start_new_session=True,
         )
         try:
-            shell.wait(timeout=800)
+            shell.wait(timeout=1100)
         finally:
             _end(shell.pid)
             kill_keeper(name)
