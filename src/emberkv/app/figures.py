@@ -51,6 +51,18 @@ def tokens_by_source(tokens: Mapping[str, float]) -> str:
     return f"{', '.join(parts)} of {count(whole)}"
 
 
+def fact(value: object) -> str:
+    """What a part of the server says of itself: figures in four digits, names as `key: value`."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{key}: {fact(each)}" for key, each in value.items())
+        return f"({inside})" if inside else "none"
+    if isinstance(value, list | tuple):
+        return "; ".join(map(fact, value)) or "none"
+    return "none" if value is None else str(value)
+
+
 def size_or_dash(size_bytes: float) -> str:
     """A size; a dash for none."""
     return format_size(int(size_bytes)) if size_bytes else "-"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from emberkv.app.figures import SOURCES, age, count, share, size_or_dash, span
+from emberkv.app.figures import SOURCES, age, count, fact, share, size_or_dash, span
+from emberkv.app.guard_words import guard_line
 from emberkv.app.stories import HAPPENED, TIERS
 from emberkv.domain.units import format_size
 
@@ -163,13 +164,11 @@ def _facts(status: ServerStatus) -> list[RenderableType]:
 
     lines: list[RenderableType] = []
     for name, facts in list(status.facts.items())[:FACT_LINES]:
-        said = ", ".join(f"{key} {_short(value)}" for key, value in facts.items())
+        said = ", ".join(f"{key} {fact(value)[:FACT_CHARACTERS]}" for key, value in facts.items())
+        if name == "guard":
+            said = guard_line(facts)
         lines.append(Text(f"{name:8} {said}", no_wrap=True, overflow="ellipsis"))
     return lines
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)[:FACT_CHARACTERS]
 
 
 def _events(status: ServerStatus) -> list[RenderableType]:

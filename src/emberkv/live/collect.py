@@ -52,7 +52,9 @@ def _end(stack: TierStack, state: RequestState, hits: int, now_s: float) -> Look
     It is held as long as the earlier one may wait, and never longer than any may.
     """
     has_tokens = state.first_token + hits * stack.terms.tokens_per_chunk
-    if _may_begin(stack, state, has_tokens, now_s):
+    if _has_waited_its_share(stack, state, now_s) or stack.may_begin(
+        RequestId(state.facts.request), has_tokens, now_s
+    ):
         if state.held_since_s is not None:
             state.facts.held_s = now_s - state.held_since_s
         return Lookup.MISS
@@ -68,14 +70,15 @@ def still_held(stack: TierStack, state: RequestState, now_s: float) -> bool:
     So a queue of held requests does not cost a walk along each chain in every step; now and then
     each looks whether it has more by now.
     """
-    if state.asked_step - state.walked_step >= WALK_EVERY_STEPS:
+    walks = state.asked_step - state.walked_step >= WALK_EVERY_STEPS
+    if walks or _has_waited_its_share(stack, state, now_s):
         return False
-    return not _may_begin(stack, state, state.held_tokens, now_s)
+    return not stack.may_begin(RequestId(state.facts.request), state.held_tokens, now_s)
 
 
-def _may_begin(stack: TierStack, state: RequestState, has_tokens: int, now_s: float) -> bool:
-    long = state.held_since_s is not None and now_s - state.held_since_s > stack.limits.max_wait_s
-    return long or stack.may_begin(RequestId(state.facts.request), has_tokens, now_s)
+def _has_waited_its_share(stack: TierStack, state: RequestState, now_s: float) -> bool:
+    since_s = state.held_since_s
+    return since_s is not None and now_s - since_s > stack.limits.max_wait_s
 
 
 def _collect(stack: TierStack, state: RequestState, key: ChunkKey, now_s: float) -> Lookup:

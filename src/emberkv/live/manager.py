@@ -179,11 +179,11 @@ class TierManager:
             answer = look_up(self.stack, state, key, self._now_s)
             if state.deferred and not was_deferred:
                 self._deferred.append(state)
-            if answer is Lookup.HIT and self.canaries and self.canaries.takes(state, key):
-                state.facts.miss_reason = MissReason.CANARY
-                return Lookup.MISS
             if answer is Lookup.RETRY:
                 state.waits_step = self._step
+            elif answer is Lookup.HIT and self.canaries and self.canaries.takes(state, key):
+                state.facts.miss_reason = MissReason.CANARY
+                return Lookup.MISS
             return answer
         except Exception as error:
             self.give_up(error)
@@ -289,8 +289,7 @@ class TierManager:
     ) -> list[tuple[ChunkKey, Slot]]:
         """Consecutive chunks that will be computed by the end of this step; which to keep, where.
 
-        `parent` is the chunk before the first, None at the head of a chain; the first begins at
-        `first_token`. None once the tiers are off.
+        The first begins at `first_token`, after `parent` if there is one. None once tiers are off.
         """
         self._started(request)  # the engine names a request that it resumes nowhere else
         admitted = self.stack.offload(request, keys, parent, self._clock(), first_token)

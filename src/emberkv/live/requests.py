@@ -57,9 +57,9 @@ class RequestState:
         self.first_token = 0
         self.canary: bool | None = None
         self.held = False
+        self.held_since_s: float | None = None
         self.held_tokens = 0
         self.walked_step = 0
-        self.held_since_s: float | None = None
         self.levels: frozenset[Level] | None = None
         self.chunk_limit: int | None = None
         self.token_s: float | None = None

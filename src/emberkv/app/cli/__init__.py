@@ -22,6 +22,7 @@ COMMANDS = (
     "status",
     "top",
     "why",
+    "hits",
     "control",
     "doctor",
     "inspect",

@@ -98,6 +98,7 @@ def _show(out: Console, status: ServerStatus) -> None:
 
 def _lines(status: ServerStatus) -> list[str]:
     from emberkv.app import figures
+    from emberkv.app.guard_words import guard_lines
 
     waits = status.waits
     waited = "nobody has waited yet"
@@ -115,7 +116,15 @@ def _lines(status: ServerStatus) -> list[str]:
     if reasons:
         said = ", ".join(f"{reason} {number}" for reason, number in reasons)
         lines.append(f"ended requests, by why they got no more: {said}")
+    for tier, events in status.chunks_by_event.items():
+        said = ", ".join(f"{event} {number}" for event, number in events.items() if number)
+        if said:
+            lines.append(f"chunks of {tier} since the start: {said}")
     lines.append(f"budgets: {limits}")
     for name, facts in status.facts.items():
-        lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in facts.items()))
+        if name == "guard":
+            lines += guard_lines(facts)
+            continue
+        said = ", ".join(f"{key} {figures.fact(value)}" for key, value in facts.items())
+        lines.append(f"{name}: {said}")
     return lines

@@ -23,6 +23,9 @@ SIGNAL_NAMES: Final = {
     "inter_token": "inter-token",
     "end_to_end": "end-to-end",
 }
+SOURCE_NAMES: Final = {"host": "tiers"}
+"""The engine's word for what it loads from RAM, where all that comes from a tier passes through."""
+
 QUANTILES: Final = ("p50", "p95", "p99")
 _COLOURS: Final = {
     Held.WITHIN: "green",
@@ -140,7 +143,10 @@ def sources_line(tokens: Mapping[str, int]) -> str:
     whole = sum(tokens.values())
     if not whole:
         return "prompt tokens: none"
-    parts = [f"{source} {count} ({count / whole:.0%})" for source, count in tokens.items()]
+    parts = [
+        f"{SOURCE_NAMES.get(source, source)} {count} ({count / whole:.0%})"
+        for source, count in tokens.items()
+    ]
     return f"prompt tokens: {', '.join(parts)}"
 
 
