@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from vllm.v1.request import RequestStatus
 from emberkv.core.counts import Event
 from emberkv.domain.types import DISK, RAM
 from emberkv.live.manager import STEPS_IN_FLIGHT
+from emberkv.tiers.format import StoredNamespace
 from emberkv.tiers.memory import MemoryStorage
+from emberkv.tiers.slab import Slab
+from emberkv.tiers.slab_directory import SlabDirectory
 
 pytestmark = pytest.mark.engine
 
@@ -172,6 +176,43 @@ def test_requests_that_wait_for_their_turn(make_rig: MakeRig, way: Way) -> None:
 
 def is_loading(rig: Rig, name: str) -> bool:
     return rig.status(name) is RequestStatus.WAITING_FOR_REMOTE_KVS
+
+
+def test_who_resets_is_told_that_it_will_not_last(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk hangs: a crash now would bring the old weights' KV back."""
+    rig = rig_over_disk(make_rig, {"entry": "connector"})
+    onto_disk(rig, prompt_of(200))
+    assert rig.scheduler.reset_prefix_cache(reset_connector=True)
+    monkeypatch.setattr(rig.driver, "reset", lambda: False)
+    assert not rig.scheduler.reset_prefix_cache(reset_connector=True)
+    monkeypatch.undo()
+    assert rig.scheduler.reset_prefix_cache(reset_connector=True)
+
+
+@ways
+def test_another_engine_gets_nothing_that_new_weights_have_computed(
+    make_rig: MakeRig, way: Way, tmp_path: Path
+) -> None:
+    """Weights are updated in memory, the engine is killed, and comes back with those of the files.
+
+    The worker compares every byte before it builds on it.
+    """
+    prompt = prompt_of(200)
+    rig = make_rig(Setup(**way, ram_chunks=16, storage=slab_in(tmp_path)))
+    assert rig.new_weights()
+    onto_disk(rig, prompt)
+    assert len(list(rig.setup.storage.entries())) > 6
+    rig.setup.storage.close()
+    restarted = make_rig(Setup(**way, ram_chunks=16, storage=slab_in(tmp_path)))
+    assert restarted.serve("again", prompt) == 0
+
+
+def slab_in(root_dir: Path) -> Slab:
+    namespace = StoredNamespace(bytes(32), {"weights": "the files'"})
+    directory = SlabDirectory(root_dir, 8 << 20, reserve_bytes=0)
+    return directory.open_slab(namespace, Setup().chunk_bytes)
 
 
 def test_twice_in_a_row(make_rig: MakeRig) -> None:

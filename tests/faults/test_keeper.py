@@ -178,14 +178,41 @@ def test_after_a_reset_nothing_is_taken_over(play: Stage) -> None:
     down = {"ram_slot": 0, "disk_slot": 0, "up": False, "wait": True}
     assert before.do("copy", transfer=1, names=NAMES, **down)["outcomes"] == ["ok"] * 6
     assert before.do("reset")["reset"]
-    before.do("store", names=["new"], first_slot=20)
     before.kill()
     after, joined = play.engine("b")
-    assert after.do("found")["found"] == {"0": [["new", 20]], "1": []}
+    assert after.do("found")["found"] == {"0": [], "1": []}
     os.kill(joined["keeper_pid"], signal.SIGKILL)
     after.kill()
     again, _ = play.engine("c")
     assert again.do("found")["found"] == {"0": [], "1": []}
+
+
+@pytest.mark.parametrize("killed", ["engine", "engine and keeper", "keeper, then engine"])
+def test_what_follows_a_reset_is_for_no_other_engine(play: Stage, killed: str) -> None:
+    """Its weights may not be those that its namespace names, and that the next one has loaded."""
+    before, joined = play.with_disk().engine("a")
+    before.do("found")
+    assert before.do("reset")["reset"]
+    if killed == "keeper, then engine":
+        os.kill(joined["keeper_pid"], signal.SIGKILL)
+        before.do("tier_event", name="up")
+    store_and_copy_down(before)
+    if killed == "engine and keeper":
+        os.kill(joined["keeper_pid"], signal.SIGKILL)
+    before.kill()
+    after, _ = play.engine("b")
+    assert after.do("found")["found"] == {"0": [], "1": []}
+    store_and_copy_down(after)  # and that one's are for the next
+    after.kill()
+    again, _ = play.engine("c")
+    found = again.do("found")["found"]
+    assert [len(found[level]) for level in "01"] == [len(NAMES)] * 2
+
+
+def store_and_copy_down(engine: Any) -> None:
+    engine.do("store", names=NAMES, first_slot=0)
+    down = {"ram_slot": 0, "disk_slot": 0, "up": False, "wait": True}
+    assert engine.do("copy", transfer=1, names=NAMES, **down)["outcomes"] == ["ok"] * len(NAMES)
 
 
 def test_a_worker_that_lives_on_keeps_the_next_engine_from_the_memory(play: Stage) -> None:

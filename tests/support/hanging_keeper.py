@@ -54,11 +54,11 @@ class Gated:
     def entries(self) -> Iterator[Entry]:
         return self._inner.entries()
 
-    def reset(self) -> None:
+    def reset(self, *, passing: bool = False) -> None:
         pass_gate(self._gate, "reset")
         if self._gate.with_suffix(".fail-reset").exists():
             raise StorageError("the device refuses")
-        self._inner.reset()
+        self._inner.reset(passing=passing)
 
     def close(self) -> None:
         self._inner.close()

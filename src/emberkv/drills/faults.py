@@ -156,8 +156,8 @@ class FaultyStorage:
     def entries(self) -> Iterator[Entry]:
         return self._inner.entries()
 
-    def reset(self) -> None:
-        self._inner.reset()
+    def reset(self, *, passing: bool = False) -> None:
+        self._inner.reset(passing=passing)
 
     def close(self) -> None:
         self.closed = True

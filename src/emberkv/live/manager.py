@@ -29,6 +29,7 @@ from emberkv.live.driver import Driver
 from emberkv.live.fates import Fates
 from emberkv.live.look_ahead import LookAhead
 from emberkv.live.lookup import Lookup
+from emberkv.live.preempted import Preempted
 from emberkv.live.recent import Recent
 from emberkv.live.requests import Answering, RequestState
 from emberkv.live.steps import Steps, StepWork, with_token
@@ -66,6 +67,7 @@ class TierManager:
         self.stack = stack
         self.driver = driver
         self.serving = True
+        self.reset_is_durable = True
         self.tally = Tally()
         self.turns = Turns()
         self.fates = Fates(stack.journal)
@@ -78,8 +80,7 @@ class TierManager:
         self._requests: dict[RequestId, RequestState] = {}
         self._look_ahead = LookAhead(stack)
         self._deferred: list[RequestState] = []
-        self._preempted_ones: dict[RequestId, None] = {}
-        self._steps_are_told = False
+        self._preempted_ones = Preempted()
         self.complaints = Complaints(self.tally)
         self.watch = Watch(stack, self.tally, guard)
         self.canaries: Canaries | None = None
@@ -137,7 +138,7 @@ class TierManager:
         if state is None:
             return
         self._look_ahead.remove(request)
-        self._preempted_ones.pop(request, None)
+        self._preempted_ones.forget(request)
         try:
             self._end_wait(state, self._clock())
             if self.serving:
@@ -203,11 +204,7 @@ class TierManager:
         # One that has run was preempted just now, between two steps. step_end will say so, and the
         # engine fails if a request loads in the step that calls it preempted.
         state.put_off, state.may_run = state.may_run, False
-        # Where nobody tells who runs, one that was resumed may have run since it last had to wait:
-        # it loads nothing either. It is not put off, since whoever comes behind it would take the
-        # device's blocks from it, time and again.
-        unsure = state.facts.preemptions > 0 and not self._steps_are_told
-        state.passes = unsure and state.waits_step != self._step - 1
+        state.passes = self._preempted_ones.may_have_run(state, self._step)
         if state.put_off:
             state.waits_step = self._step
             return
@@ -356,17 +353,12 @@ class TierManager:
     def step_begins(self, work: StepWork) -> None:
         """The engine is about to compute this; told by engines that say so."""
         self.steps.begin(work, self._clock())
-        self._steps_are_told = True
-        if self._preempted_ones:
-            self._note_resumed(work)
+        for request in self._preempted_ones.resumed(work):
+            self._resumed(request)
 
     @contained
-    def _note_resumed(self, work: StepWork) -> None:
-        """`step_end` is told who starts and who is preempted, not who is resumed."""
-        for request in list(self._preempted_ones):
-            if request in work.pieces or request in work.decoding:
-                self._started(request)
-                del self._preempted_ones[request]
+    def _resumed(self, request: RequestId) -> None:
+        self._started(request)
 
     @contained
     def step_done(self) -> None:
@@ -387,12 +379,18 @@ class TierManager:
 
     @exclusive
     def reset(self) -> None:
-        """Forget everything in every tier, for good; also once the tiers are off."""
+        """Forget everything in every tier: the KV of before must not be served again.
+
+        Also once the tiers are off, since what they hold outlives this engine. `reset_is_durable`
+        says whether it holds for the engine that comes after a crash too.
+        """
+        self.reset_is_durable = False
         self._forget()
         self.fates.cleared(None, "reset", self._clock())
         try:
             self._carrier.free_all()
-            if not self.driver.reset():
+            self.reset_is_durable = self.driver.reset()
+            if not self.reset_is_durable:
                 logger.error("the disk tier could not be reset in time; it is off")
         except Exception as error:
             self.give_up(error)
@@ -488,9 +486,7 @@ class TierManager:
         state = self._requests.get(request)
         if state is not None:
             state.answering = Answering.COLLECT
-            state.may_run = False  # from here on it waits
-            state.waits_step = self._step
-            self._preempted_ones[request] = None
+            self._preempted_ones.add(request, state, self._step)
             state.facts.preemptions += 1
             self.stack.preempted(request)
 

@@ -61,7 +61,7 @@ class InlineDriver:
             self._reports.append(CopyProgress(copy.transfer, shed, 0.0))
         self._copies = []
         for storage in self._below:
-            storage.reset()
+            storage.reset(passing=True)
         return True
 
     def begin_reset(self) -> None:

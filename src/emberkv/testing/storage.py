@@ -208,6 +208,21 @@ class DurableSlotStorageTests(SlotStorageTests):
         put(again, 9, 0)
         assert [entry.key for entry in again.entries()][-1] == chunk_key(9)
 
+    def test_what_follows_a_passing_reset_is_gone_at_the_next_opening(self) -> None:
+        storage = self.make(2, 64)
+        for passing in (True, True, False, True):
+            put(storage, 1, 1)
+            storage.reset(passing=passing)
+            assert list(storage.entries()) == []
+        put(storage, 2, 1)
+        assert holds(storage, 2, 1)
+        again = self.reopen(storage)
+        assert list(again.entries()) == []
+        assert get(again, 2, 1)[0] is Outcome.ABSENT
+        put(again, 3, 0)
+        storage = self.reopen(again)
+        assert holds(storage, 3, 0)
+
     def test_a_reset_outlives_a_close(self) -> None:
         storage = self.make(2, 64)
         put(storage, 1, 1)

@@ -51,8 +51,11 @@ class SlotStorage(Protocol):
         """Everything the storage's own records name, least recently written first."""
         ...
 
-    def reset(self) -> None:
-        """Forget everything, durably, before returning. Raises `StorageError` if it can't."""
+    def reset(self, *, passing: bool = False) -> None:
+        """Forget everything, durably, before returning. Raises `StorageError` if it can't.
+
+        What is stored after a `passing` reset is forgotten when the storage is opened again.
+        """
         ...
 
     def close(self) -> None: ...

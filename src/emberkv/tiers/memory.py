@@ -87,7 +87,7 @@ class MemoryStorage:
                 )
         yield from newest.values()
 
-    def reset(self) -> None:
+    def reset(self, *, passing: bool = False) -> None:
         with self._lock:
             self._held.clear()
 

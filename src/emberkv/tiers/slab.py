@@ -55,7 +55,8 @@ class Slab:
         """Take over `files`.
 
         Where the file system could not preallocate, writes end as FULL while it has less than
-        `reserve_bytes` free. Reads the whole index once: about a second per million slots.
+        `reserve_bytes` free. Reads the whole index once: about a second per million slots. Raises
+        `StorageError`.
         """
         self._files = files
         self._geometry = files.header.geometry
@@ -69,6 +70,9 @@ class Slab:
         self._calls_inside = 0
         self._closed = False
         self._sealed = False
+        if self._epoch % 2:  # what follows a passing reset has passed
+            self._epoch += 1
+            self._write_epoch()
         with storage_errors("read the index of", files.directory):
             records = scan_records(files.index_fd, self.slot_count, self._epoch)
             self._next_sequence = 1 + max((record.sequence for record in records), default=0)
@@ -171,8 +175,10 @@ class Slab:
         for record in newest_of_each_key(found):
             yield Entry(record.key, record.parent, Slot(record.slot))
 
-    def reset(self) -> None:
+    def reset(self, *, passing: bool = False) -> None:
         """Forget everything by raising the epoch, on the device before this returns.
+
+        To an odd one if it is `passing`: who opens the slab again then raises it once more.
 
         Writes under way end in the old epoch, those that begin meanwhile are SHED. Raises
         `StorageError` if the epoch can't be made durable; until a later reset can, reads find
@@ -184,14 +190,17 @@ class Slab:
             # Other calls never wait for this lock, so none hangs with a device that hangs here.
             with self._reset_lock:
                 with self._lock:
-                    self._epoch += 1
+                    self._epoch += 1 if self._epoch % 2 != passing else 2
                     self._sealed = True
-                header = SlabHeader(self._geometry, self._epoch, self._files.header.digest)
-                with storage_errors("reset", self._files.directory):
-                    write_header(self._files.index_fd, header)
+                self._write_epoch()
                 self._sealed = False
         finally:
             self._leave()
+
+    def _write_epoch(self) -> None:
+        header = SlabHeader(self._geometry, self._epoch, self._files.header.digest)
+        with storage_errors("reset", self._files.directory):
+            write_header(self._files.index_fd, header)
 
     def close(self) -> None:
         """Take no more calls; the files are closed and the lock is freed with the last call inside.

@@ -78,6 +78,11 @@ class EmberConnector(OffloadingConnector):
             self._tiers.step_done()
         return super().get_kv_connector_stats(**more)
 
+    def reset_cache(self) -> bool | None:
+        """False if what a tier holds may come back with the engine after a crash."""
+        done = super().reset_cache()
+        return done if self._tiers is None or self._tiers.reset_is_durable else False
+
     def register_kv_caches(self, kv_caches: dict[str, Any], **more: Any) -> None:
         with vllm_config_in_sight(self._vllm_config):
             super().register_kv_caches(kv_caches, **more)

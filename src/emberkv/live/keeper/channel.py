@@ -15,7 +15,7 @@ from typing import Final
 
 from emberkv.errors import KeeperError
 
-PROTOCOL: Final = 0x0002_4B45
+PROTOCOL: Final = 0x0003_4B45
 """Keeper and client must be of the same; raised with every change of the messages."""
 
 MAX_FRAME_BYTES: Final = 1 << 26

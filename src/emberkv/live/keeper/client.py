@@ -116,6 +116,7 @@ class KeeperClient:
         self._disk_is_down = False
         self._reset_number = 0
         self._reset_owed = False
+        self._renewed = False
         self._rejoining: Rejoining | None = None
         self._fresh: Joined | None = None
         self._has_fresh = threading.Event()
@@ -149,6 +150,7 @@ class KeeperClient:
 
     def reset(self) -> bool:
         deadline_s = self._clock() + RESET_S
+        self._renewed = True
         self.begin_reset()
         if not self._is_attached() and self._has_disk:
             self._await_fresh(RESET_S)
@@ -168,7 +170,7 @@ class KeeperClient:
         self._reset_number += 1
         self._reset_owed = self._has_disk
         if self._is_attached():
-            self._channel.send(encode(ResetTiers(self._reset_number)))
+            self._channel.send(encode(ResetTiers(self._reset_number, self._renewed)))
 
     @property
     def reset_is_owed(self) -> bool:
@@ -346,7 +348,8 @@ class KeeperClient:
             rejoins=True,
             populated_slots=populated_slots,
             disk_slots=self._slot_counts[DISK] if self._has_disk else None,
-            reset_owed=self._reset_owed,
+            reset_owed=self._reset_owed or self._renewed,
+            renewed=self._renewed,
             worker_count=0,
         )
         self._has_fresh.clear()
@@ -378,7 +381,7 @@ class KeeperClient:
         if self._has_disk and answer.slot_counts != self._slot_counts:
             logger.error("the disk tier stays off: %s", answer.disk_failure or "it has changed")
         elif self._reset_owed:
-            self._channel.send(encode(ResetTiers(self._reset_number)))
+            self._channel.send(encode(ResetTiers(self._reset_number, self._renewed)))
         else:
             self._disk_up()
         self._pump()

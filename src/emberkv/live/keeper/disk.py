@@ -139,8 +139,11 @@ class DiskTier:
         else:
             self._io.submit(copy, session.progress)
 
-    def reset(self, number: int) -> None:
-        """Cancel what is queued and forget everything stored, durably; ends in `ResetDone`."""
+    def reset(self, number: int, *, passing: bool) -> None:
+        """Cancel what is queued and forget everything stored, durably; ends in `ResetDone`.
+
+        For `passing` see `SlotStorage.reset`.
+        """
         session, io = self._session, self._io
         if session is None:
             return
@@ -150,7 +153,9 @@ class DiskTier:
         self.state = DiskState.RESETTING
         self.reset_owed = True
         io.cancel(writes_too=True)
-        io.when_written(lambda: self._loop.post(lambda: self._reset_storage(number, io, session)))
+        io.when_written(
+            lambda: self._loop.post(lambda: self._reset_storage(number, io, session, passing))
+        )
 
     def close(self) -> None:
         """Let go of the storage; what runs ends by itself."""
@@ -248,10 +253,11 @@ class DiskTier:
             session.send(found(DISK, entries[start : start + FOUND_BATCH], last=False))
         session.send(found(DISK, (), last=True))
 
-    def _reset_storage(self, number: int, io: TierIo, session: Session) -> None:
+    def _reset_storage(self, number: int, io: TierIo, session: Session, passing: bool) -> None:
         if not self._closed:
             self._off_loop(
-                io.storage.reset, lambda _, error: self._was_reset(number, error, session)
+                lambda: io.storage.reset(passing=passing),
+                lambda _, error: self._was_reset(number, error, session),
             )
 
     def _was_reset(self, number: int, error: Exception | None, session: Session) -> None:

@@ -91,7 +91,7 @@ class Hello(Message, frozen=True, array_like=True, tag="hello"):
     `worker_count` of them are attached. Who was attached to a keeper that died `rejoins`; the
     manager among them brings the memory, as a descriptor beside the message, with its
     `populated_slots`, and says how many `disk_slots` there must be again. `reset_owed`: what the
-    disk holds must be dropped before use.
+    disk holds must be dropped before use; `renewed` as in `ResetTiers`.
     """
 
     role: Role
@@ -105,6 +105,7 @@ class Hello(Message, frozen=True, array_like=True, tag="hello"):
     populated_slots: Count | None = None
     disk_slots: Positive | None = None
     reset_owed: bool = False
+    renewed: bool = False
 
     def __post_init__(self) -> None:
         _require_named_once(self.namespace or ())
@@ -168,9 +169,14 @@ class Seal(Message, frozen=True, array_like=True, tag="seal"):
 
 
 class ResetTiers(Message, frozen=True, array_like=True, tag="reset"):
-    """Asks to make everything held unusable; answered by ResetDone of the same number."""
+    """Asks to make everything held unusable; answered by ResetDone of the same number.
+
+    If the engine is `renewed`, its weights may not be those of its namespace any more: what it
+    stores from here on is for no other engine.
+    """
 
     number: Number
+    renewed: bool = False
 
 
 class Bye(Message, frozen=True, array_like=True, tag="bye"):

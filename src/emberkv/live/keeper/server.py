@@ -195,7 +195,7 @@ class Keeper:
             case Seal():
                 tenancy.seal(message.slots)
             case ResetTiers():
-                tenancy.reset(message.number)
+                tenancy.reset(message.number, renewed=message.renewed)
             case Bye():
                 self._begin_to_end()
 

@@ -83,6 +83,7 @@ class Tenancy:
         self.engine_id = hello.engine_id
         self.namespace = Namespace(hello.namespace or ())
         self.taken_over = False
+        self.renewed = hello.renewed
         self.memory_failure: str | None = None
         self._house = house
         self._loop = house.loop
@@ -117,9 +118,13 @@ class Tenancy:
         self.taken_over = True
         held_back = [] if self.disk is None else self.disk.quarantine(self._given_back)
         self._tell_populated(held_back)
-        self._verify()
+        if self.renewed:
+            self._forget_ram()
+        else:
+            self._verify()
         self._succeed_disk(hello)
         self.config = hello.config
+        self.renewed = False
         return True
 
     def _may_have(self, hello: Hello) -> bool:
@@ -185,8 +190,9 @@ class Tenancy:
         if slots and min(slots) >= 0 and max(slots) < self.config.slot_count:
             self.seals.request(np.asarray(slots, dtype=np.int64))
 
-    def reset(self, number: int) -> None:
-        """Make everything held unusable; ends in `ResetDone`."""
+    def reset(self, number: int, *, renewed: bool) -> None:
+        """Make everything held unusable; ends in `ResetDone`. For `renewed` see `ResetTiers`."""
+        self.renewed = self.renewed or renewed
         self.seals.invalidate()
         self._round += 1
         if not self._ram_told:
@@ -195,7 +201,7 @@ class Tenancy:
         if self.disk is None:
             self._session.send(ResetDone(number, None))
         else:
-            self.disk.reset(number)
+            self.disk.reset(number, passing=self.renewed)
 
     def end(self, *, keep_memory: bool = False) -> None:
         """Let go of everything; the memory is free at once, unless another tenancy has it."""
@@ -210,7 +216,7 @@ class Tenancy:
     # ── inner ────────────────────────────────────────────────────────────────────────────────
 
     def _open_disk(self, *, reset_owed: bool, slots: int | None = None) -> DiskTier | None:
-        settings, namespace = self.config.disk, self.namespace
+        settings, namespace, renewed = self.config.disk, self.namespace, self.renewed
         if settings is None:
             return None
         chunk_bytes = self.config.chunk_bytes
@@ -220,7 +226,7 @@ class Tenancy:
             storage = self._house.open_storage(wanted, namespace, chunk_bytes)
             try:
                 if reset_owed:
-                    storage.reset()
+                    storage.reset(passing=renewed)
             except StorageError:
                 storage.close()
                 raise
@@ -242,7 +248,7 @@ class Tenancy:
     def _succeed_disk(self, hello: Hello) -> None:
         """Go on with the open disk if the new engine wants the same and it works; else reopen."""
         kept = self.disk
-        owed = hello.reset_owed or (kept is not None and kept.reset_owed)
+        owed = hello.reset_owed or self.renewed or (kept is not None and kept.reset_owed)
         same = kept is not None and kept.settings == hello.config.disk
         if kept is not None and same and kept.state is DiskState.UP and not owed:
             kept.serve(self._session)
@@ -250,6 +256,7 @@ class Tenancy:
         if kept is not None:
             kept.close()
         self.config = hello.config
+        self.renewed = False
         self.disk = self._open_disk(reset_owed=owed)
 
     def _piece(self, first: int, count: int) -> None:
@@ -280,6 +287,13 @@ class Tenancy:
     def _given_back(self, slots: list[Slot]) -> None:
         for slot in slots:
             self._session.send(PopulatedSlots(slot, 1))
+
+    def _forget_ram(self) -> None:
+        """A new engine may take nothing over, nor the one after it."""
+        self.seals.invalidate()
+        self._round += 1
+        self._ram_told = True
+        self._session.send(found(RAM, (), last=True))
 
     def _verify(self) -> None:
         """Find what a new engine may take over; a reset or a newer engine makes it void."""

@@ -143,7 +143,7 @@ class OpenDisk:
             raise StorageError(SCAN_FAILURE)
         yield from newest.values()
 
-    def reset(self) -> None:
+    def reset(self, *, passing: bool = False) -> None:
         self._useless = True  # until what must be forgotten is
         if self._model.setting.strikes(Fault.RESET_FAILS, 0.2):
             raise StorageError("the disk can't be written")

@@ -247,8 +247,8 @@ class KeeperModel:
                 self._present.submit(copies)
             case Seal(slots):
                 self._present.seal(slots)
-            case ResetTiers(number):
-                self._present.reset(number)
+            case ResetTiers(number, renewed):
+                self._present.reset(number, renewed=renewed)
             case Bye():
                 pass
 
