@@ -40,6 +40,7 @@ COMMANDS = (
     "status",
     "top",
     "why",
+    "hits",
     "control",
     "doctor",
     "inspect",

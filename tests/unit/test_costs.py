@@ -127,6 +127,20 @@ def test_a_tiers_delay_and_pace_are_told_apart() -> None:
     assert cost.seconds(400, now_s) == pytest.approx(0.1 + 0.4, rel=0.1)
 
 
+def test_one_hiccup_is_not_the_tiers_delay_and_many_are() -> None:
+    cost = ReadCost()
+    now_s = 0.0
+    for _ in range(10):
+        now_s = 1.0 + play_reads(cost, first_s=0.002, chunk_s=0.0001, chunks=50, now_s=now_s)
+    now_s = 1.0 + play_reads(cost, first_s=0.5, chunk_s=0.0001, chunks=50, now_s=now_s)
+    assert cost.first_s < 0.005
+    for _ in range(12):
+        now_s = 1.0 + play_reads(cost, first_s=0.5, chunk_s=0.0001, chunks=50, now_s=now_s)
+    assert cost.first_s > 0.3
+    now_s = 1.0 + play_reads(cost, first_s=0.002, chunk_s=0.0001, chunks=50, now_s=now_s)
+    assert cost.first_s == pytest.approx(0.002)
+
+
 def test_what_is_queued_is_waited_for() -> None:
     cost = ReadCost()
     now_s = play_reads(cost, first_s=0.01, chunk_s=0.001, chunks=400, now_s=0.0)

@@ -80,7 +80,7 @@ def test_a_baseline_holds_what_was_felt(run: Run, engine: ToyEngine, tmp_path: P
     assert any("--kv-cache-metrics" in note for note in found.notes)
     assert any("fewer than 100 requests" in note for note in found.notes)
     assert found.command.startswith("emberkv baseline --server")
-    assert engine.most_at_once == 4
+    assert 2 <= engine.most_at_once <= 4  # how many meet is up to the machine
 
 
 def test_requests_are_what_vllm_takes(run: Run, engine: ToyEngine, tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ _FIRST_EDGE: Final = 512
 _EDGES: Final = (0, *(round(_FIRST_EDGE * 2 ** (half / 2)) for half in range(27)))
 _FADE_CHUNKS: Final = 256.0
 _FRESH: Final = 0.3
+_MOST_WORSE: Final = 4.0
+"""One slow answer of a tier counts as at most so much slower than usual: it may be a hiccup."""
+
+_HICCUP_S: Final = 0.001
 
 
 def _careful(samples: Sequence[float]) -> float:
@@ -176,7 +180,8 @@ class ReadCost:
         if self._first_due:
             self._first_due = False
             old_s = since_s if self._first_s is None else self._first_s
-            self._first_s = min(since_s, old_s + _FRESH * (since_s - old_s))
+            counted_s = min(since_s, _MOST_WORSE * max(old_s, _HICCUP_S))
+            self._first_s = min(since_s, old_s + _FRESH * (counted_s - old_s))
         else:
             fade = 0.5 ** (came / _FADE_CHUNKS)
             self._pace_s = self._pace_s * fade + took_s
