@@ -132,6 +132,7 @@ def test_a_reset_that_fails_is_owed_by_the_keeper_to_the_next_engine(play: Stage
     fault.touch()
     assert not engine.do("reset")["reset"]
     assert "the device refuses" in engine.do("tier_event", name="down")["events"][0]
+    engine.do("store", names=["new"], first_slot=20)
     engine.kill()
     second, joined = play.engine("b")
     assert joined["slot_counts"] == [SLOTS]
