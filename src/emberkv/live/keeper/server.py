@@ -358,7 +358,9 @@ class Keeper:
         self._loop.call_later(delay_s, end)
 
     def terminate(self) -> None:
-        """End soon, whoever is attached: write what is queued, for a bounded time."""
+        """End soon, whoever is attached: write what was asked for, for a bounded time."""
+        for peer in list(self._peers):
+            self._ready(peer)  # what was sent before the signal counts
         self._begin_to_end(at_once=True)
 
     def _begin_to_end(self, *, at_once: bool = False) -> None:
