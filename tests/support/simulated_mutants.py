@@ -20,6 +20,7 @@ from emberkv.live.keeper.client import KeeperClient
 from emberkv.live.keeper.disk import DiskTier
 from emberkv.live.keeper.messages import OUTCOMES, Progress
 from emberkv.live.keeper.seals import Seals
+from emberkv.live.keeper.tenancy import Tenancy
 from emberkv.live.manager import TierManager
 
 Patch = pytest.MonkeyPatch
@@ -295,17 +296,29 @@ def copies_of_a_keeper_that_died_are_forgotten(patch: Patch) -> None:
     patch.setattr(KeeperClient, "_lost", silent)
 
 
+def _forget_that_weights_may_be_new(patch: Patch) -> None:
+    """Without this the next engine would get nothing anyway."""
+    reset = Tenancy.reset
+
+    def forgetful(self: Tenancy, number: int, *, renewed: bool) -> None:
+        reset(self, number, renewed=False)
+
+    patch.setattr(Tenancy, "reset", forgetful)
+
+
 @mutant
 def a_reset_leaves_the_disk_as_it_is(patch: Patch) -> None:
+    _forget_that_weights_may_be_new(patch)
     patch.setattr(
         DiskTier,
         "_reset_storage",
-        lambda self, number, io, session: self._was_reset(number, None, session),
+        lambda self, number, io, session, passing: self._was_reset(number, None, session),
     )
 
 
 @mutant
-def a_reset_leaves_the_seals_valid(patch: Patch) -> None:
+def a_reset_leaves_ram_to_the_next_engine(patch: Patch) -> None:
+    _forget_that_weights_may_be_new(patch)
     patch.setattr(Seals, "invalidate", lambda self: None)
     patch.setattr(Arena, "mark_free", lambda self, slots: None)
 
