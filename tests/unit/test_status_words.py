@@ -64,6 +64,6 @@ def test_status_shows_chunks_costs_and_guard(
     assert "guard    ram open, disk open" in top
 
 
-def test_what_the_engine_loads_from_ram_is_said_to_come_from_tiers() -> None:
+def test_sources_have_the_names_that_they_have_elsewhere() -> None:
     said = sources_line({"computed": 60, "device": 10, "host": 30})
-    assert said == "prompt tokens: computed 60 (60%), device 10 (10%), tiers 30 (30%)"
+    assert said == "prompt tokens: computed 60 (60%), device 10 (10%), ram 30 (30%)"

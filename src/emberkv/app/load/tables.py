@@ -23,8 +23,8 @@ SIGNAL_NAMES: Final = {
     "inter_token": "inter-token",
     "end_to_end": "end-to-end",
 }
-SOURCE_NAMES: Final = {"host": "tiers"}
-"""The engine's word for what it loads from RAM, where all that comes from a tier passes through."""
+SOURCE_NAMES: Final = {"host": "ram"}
+"""The engine's words where they are not ours."""
 
 QUANTILES: Final = ("p50", "p95", "p99")
 _COLOURS: Final = {
