@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 from typing import Final, Self, TypeVar
 
@@ -63,8 +62,7 @@ class ControlClient:
         frames: list[bytes] = []
         while not frames and not channel.closed:
             left_s = deadline_s - time.monotonic()
-            writing = [channel] if channel.unsent_bytes else []
-            if left_s <= 0 or not any(select.select([channel], writing, [], left_s)):
+            if left_s <= 0 or not channel.wait(left_s, writes=channel.unsent_bytes > 0):
                 channel.close()
                 raise ControlError(f"server '{self.instance}' does not answer; it may hang")
             channel.flush()

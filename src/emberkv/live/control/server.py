@@ -7,7 +7,6 @@ thread and a time limit for every step, and what is not understood is refused.
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import threading
 import time
@@ -133,7 +132,7 @@ class ControlServer:
         deadline_s = time.monotonic() + self._idle_s
         while not channel.closed:
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not select.select([channel], [], [], left_s)[0]:
+            if left_s <= 0 or not channel.wait(left_s):
                 return []
             frames = channel.receive()
             if frames:
@@ -145,7 +144,7 @@ class ControlServer:
         channel.send(encode(answer))
         while channel.unsent_bytes and not channel.closed:
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not select.select([], [channel], [], left_s)[1]:
+            if left_s <= 0 or not channel.wait(left_s, reads=False, writes=True):
                 channel.close()
                 return
             channel.flush()

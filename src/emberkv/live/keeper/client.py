@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -202,7 +201,7 @@ class KeeperClient:
 
     def _wait(self, timeout_s: float) -> None:
         channel = self._channel
-        select.select([channel], [channel] if channel.unsent_bytes else [], [], max(0.0, timeout_s))
+        channel.wait(timeout_s, writes=channel.unsent_bytes > 0)
 
     def _await_fresh(self, timeout_s: float) -> None:
         self._has_fresh.wait(timeout_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 import threading
 import time
@@ -152,7 +151,7 @@ class Joining:
                 self._last_fault = _waits_for(hello)
                 channel.close()
                 return None
-            select.select([channel], [channel] if channel.unsent_bytes else [], [], LOOK_AROUND_S)
+            channel.wait(LOOK_AROUND_S, writes=channel.unsent_bytes > 0)
             channel.flush()
             frames = channel.receive()
         if not frames:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -43,7 +42,7 @@ def ask_status(instance: str, timeout_s: float = ANSWER_S) -> Status | None:
     channel.send(encode(StatusRequest()))
     frames: list[bytes] = []
     while not frames and not channel.closed and time.monotonic() < deadline_s:
-        select.select([channel], [], [], deadline_s - time.monotonic())
+        channel.wait(deadline_s - time.monotonic())
         frames = channel.receive()
     channel.close()
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 import threading
 from contextlib import suppress
@@ -105,7 +104,7 @@ class WorkerAttachment:
                 channel.close()
             if channel.closed:
                 break
-            select.select([channel], [], [])
+            channel.wait()
             frames = channel.receive()
         with self._lock:
             if self._closed:
