@@ -133,7 +133,8 @@ class TierIo:
                 first = last
         size = self._batch_chunks
         if upward:
-            size = max(1, min(size, -(-(count - first) // self._read_threads)))
+            threads = max(1, self._read_threads)
+            size = max(1, min(size, -(-(count - first) // threads)))
         while first < count:
             last = min(first + size, count)
             yield first, last
