@@ -10,6 +10,7 @@ from typing import Final
 
 from demo.client import Answer
 from demo.measures import Sources
+from emberkv.observe import baseline
 
 TIE_LOGPROB: Final = 1e-3
 """Two tokens closer than this are a tie: which one comes first is a matter of rounding."""
@@ -141,5 +142,4 @@ def compare(answer: Answer, baseline: Answer) -> Comparison:
 
 def quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least a share of the values does not exceed (nearest rank)."""
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
+    return baseline.quantile(sorted(values), share)

@@ -38,6 +38,7 @@ from emberkv.drills.plan import (
 )
 from emberkv.engines.vllm.command_line import Flags, Launch
 from emberkv.live.arena import ArenaGeometry
+from emberkv.observe.baseline import quantile
 
 ANSWER_TOKENS: Final = 8
 CLIENTS: Final = 2
@@ -56,8 +57,7 @@ Say = Callable[[str], None]
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The nearest rank; no number of an empty sequence."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+    return quantile(sorted(values), share) if values else math.nan
 
 
 @dataclass(frozen=True, slots=True)
