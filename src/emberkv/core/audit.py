@@ -157,9 +157,9 @@ class AuditedStack(TierStack):
             del self._waits[request]
             return False
         lease = self.promotions.lease(request)
-        most_s = min(
-            self.limits.max_wait_s, self.limits.max_wait_s if not lease else lease.max_wait_s
-        )
+        most_s = self.limits.max_wait_s
+        if lease is not None:
+            most_s = min(most_s, lease.max_wait_s)
         require(8, wait.waited_s < most_s, f"{request} waits for ever")
         require(8, lease is not None, f"{request} waits for nothing")
         if lease is not None and lease.phase is Phase.PLANNED:

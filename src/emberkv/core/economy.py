@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from emberkv.core.backlog import Backlog
 from emberkv.core.costs import ComputeCost, LoadCost, Piece, ReadCost
@@ -98,52 +99,42 @@ class Economy:
         length = sum(count for _, count in stretches)
         if not self.compute.known:
             return length
+        computing_s = self.backlog.computing_s()
         best, best_gain_s = 0, 0.0
-        for at in self._candidates(stretches):
-            gain_s = self._gain_s(stretches, at, first_token, ahead_s, now_s)
-            if gain_s > best_gain_s:
-                best, best_gain_s = at, gain_s
+        wanted: dict[Level, int] = {}
+        before = 0
+        for level, count in stretches:
+            earlier = wanted.get(level, 0)
+            for taken in _places(count):
+                wanted[level] = earlier + taken
+                at = before + taken
+                saved_s = self.compute.seconds(
+                    first_token, first_token + at * self.terms.tokens_per_chunk
+                )
+                bound_s = self.terms.max_slowdown * (ahead_s + saved_s) - saved_s
+                wait_s = self._wait_s(wanted, bound_s, computing_s, now_s)
+                gain_s = saved_s - wait_s - at * self.loads.chunk_s
+                if gain_s > best_gain_s:
+                    best, best_gain_s = at, gain_s
+            before += count
         return best
 
-    def _candidates(self, stretches: Sequence[Stretch]) -> list[int]:
-        """Where a best cut can lie: a gain is close to convex between these."""
-        found: list[int] = []
-        at = 0
-        for _, count in stretches:
-            found += {at + (count + 2) // 4, at + (count + 1) // 2, at + (3 * count + 2) // 4}
-            at += count
-            found.append(at)
-        return sorted({each for each in found if each})
-
-    def _gain_s(
-        self,
-        stretches: Sequence[Stretch],
-        at: int,
-        first_token: int,
-        ahead_s: float,
-        now_s: float,
+    def _wait_s(
+        self, wanted: Mapping[Level, int], bound_s: float, computing_s: float, now_s: float
     ) -> float:
-        """Seconds saved by loading the first `at` chunks; below 0 where it can't be in time."""
-        wanted: dict[Level, int] = {}
-        left = at
-        for level, count in stretches:
-            if left <= 0:
-                break
-            wanted[level] = wanted.get(level, 0) + min(count, left)
-            left -= count
-        end = first_token + at * self.terms.tokens_per_chunk
-        saved_s = self.compute.seconds(first_token, end)
-        computing_s = self.backlog.computing_s()
-        bound_s = self.terms.max_slowdown * (ahead_s + saved_s) - saved_s
+        """How long chunks of tiers are waited for beyond what the engine is busy with anyway.
+
+        Endless if nothing has come by `bound_s`: then the wait would be broken off.
+        """
         wait_s = 0.0
         for level, count in wanted.items():
             if level == RAM:
                 continue
             cost = self.reads[level]
             if max(cost.first_arrival_s(now_s), computing_s) > bound_s:
-                return -1.0  # the wait would be broken off before anything has come
+                return inf
             wait_s = max(wait_s, cost.seconds(count, now_s))
-        return saved_s - max(wait_s - computing_s, 0.0) - at * self.loads.chunk_s
+        return max(wait_s - computing_s, 0.0)
 
     def park(self, request: RequestId, first_token: int, had: int, end: int, now_s: float) -> None:
         """A request will wait for chunks `had` … that end at token `end`, or load them from RAM."""
@@ -183,3 +174,8 @@ class Economy:
     def sheds_writes(self, level: Level, now_s: float) -> bool:
         """Whether a tier is too late with its reads to be given anything to write."""
         return self.reads[level].silent_s(now_s) > self.terms.shed_after_s
+
+
+def _places(count: int) -> list[int]:
+    """Where in a stretch a best cut can lie: a gain is close to convex between these."""
+    return sorted({(count + 2) // 4, (count + 1) // 2, (3 * count + 2) // 4, count} - {0})

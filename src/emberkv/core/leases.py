@@ -32,7 +32,7 @@ class Lease:
     `levels` are the tiers it may load from, `worth` the most chunks that are worth loading; `had`
     chunks were in RAM when it asked, and `ahead_s` of computing was due before it. A lease `ahead`
     is of a request that has not asked yet.
-    When `missing_as_of` chunks had ever entered RAM, `missing` of `keys[:reach]` had to be copied
+    When `missing_as_of` chunks had ever entered RAM, `missing` of `keys[:worth]` had to be copied
     up, and what followed could not be.
     """
 
@@ -53,7 +53,6 @@ class Lease:
         "origins",
         "phase",
         "pinned",
-        "reach",
         "ready",
         "request",
         "tenant",
@@ -76,7 +75,6 @@ class Lease:
         self.waited_s = 0.0
         self.asked_at_s = 0.0
         self.asked_step = -2
-        self.reach = 0
         self.missing = 0
         self.missing_as_of = -1
         self.origins: dict[ChunkKey, Level] = {}

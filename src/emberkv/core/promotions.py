@@ -147,7 +147,7 @@ class Promotions:
         The rest of what could be had is noted as not worth loading by the plan.
         """
         entries, origin_of = self._tiers[RAM].entries, self._transfers.origin
-        sources = self._sources(lease, now_s)
+        sources = self._sources(lease.levels, now_s)
         limit = lease.worth if lease.ahead else len(lease.keys)
         stretches: list[Stretch] = []
         missing: list[int] = []  # before each chunk
@@ -170,7 +170,6 @@ class Promotions:
             else:
                 stretches.append((level, 1))
         lease.worth = self._economy.cut(stretches, lease.first_token, lease.ahead_s, now_s)
-        lease.reach = lease.worth
         if lease.worth < len(missing):
             count = missing[lease.worth]
             lease.cut_reason = Cut.NOT_WORTH
@@ -251,9 +250,10 @@ class Promotions:
         most = max(0, min(self._economy.terms.probe_chunks, room))
         if ram.free_count < most and ram.pinned_count > ram.slot_count // 2:
             return
+        sources = self._sources(levels, now_s)
         run: list[tuple[Level, Resident]] = []
         for key in keys[:most]:
-            below = self._stored_below(key, levels)
+            below = _find(key, sources)
             if key in ram.entries or below is None:
                 break
             run.append(below)
@@ -262,18 +262,6 @@ class Promotions:
             return
         self._evictions.left(RAM, ram.make_room(len(run), visit))
         self._start(visit, run[: ram.free_count], now_s)
-
-    def _stored_below(
-        self, key: ChunkKey, levels: frozenset[Level] | None
-    ) -> tuple[Level, Resident] | None:
-        return _find(
-            key,
-            [
-                (Level(level), tier.entries)
-                for level, tier in enumerate(self._tiers)
-                if level != RAM and (levels is None or level in levels)
-            ],
-        )
 
     def _give_up_tail(self, lease: Lease, allowed: int) -> list[Resident]:
         """Let a chain's own tail leave RAM for its head: only what follows the head is of use."""
@@ -287,7 +275,7 @@ class Promotions:
             if resident is not None:
                 if ram.give_up(resident):
                     left.append(resident)
-            elif index < lease.reach:
+            elif index < lease.worth:
                 missing -= 1  # the place that is missing is no longer needed
         return left
 
@@ -296,7 +284,7 @@ class Promotions:
     ) -> tuple[list[tuple[Level, Resident]], int]:
         """What to copy up, from where, and how many of the lease's chunks can then be promised."""
         ram = self._tiers[RAM]
-        entries, sources = ram.entries, self._sources(lease, now_s)
+        entries, sources = ram.entries, self._sources(lease.levels, now_s)
         most = min(allowed, ram.free_count)
         run: list[tuple[Level, Resident]] = []
         for index, key in enumerate(lease.keys[: lease.worth]):
@@ -348,13 +336,13 @@ class Promotions:
             return self._transfers.origin(resident.key) is not None
         return resident.state is State.READY
 
-    def _sources(self, lease: Lease, now_s: float) -> _Sources:
-        """The tiers below RAM that move and that a lease may load from, uppermost first."""
+    def _sources(self, levels: frozenset[Level] | None, now_s: float) -> _Sources:
+        """The tiers below RAM that move and are among those allowed, uppermost first."""
         return [
             (Level(level), tier.entries)
             for level, tier in enumerate(self._tiers)
             if level != RAM
-            and (lease.levels is None or level in lease.levels)
+            and (levels is None or level in levels)
             and not self._transfers.stalled(Level(level), now_s)
         ]
 

@@ -96,22 +96,23 @@ class Retention:
     def apply(
         self,
         hints: Hints,
-        run: Sequence[tuple[ChunkKey, int, int]],
+        keys: Sequence[ChunkKey],
+        ends: range,
         now_s: float,
         fresh: Collection[ChunkKey] = (),
     ) -> None:
-        """A request with these hints has used chunks (key, first token, end), and made `fresh`."""
+        """A request with these hints has used chunks that end at these tokens, and made `fresh`."""
         tenant = None if hints.tenant is None else TenantName(hints.tenant)
         session = None if hints.session is None else (tenant, hints.session)
         if session is not None or self._session_of:
-            self._note_session(session, [key for key, _, _ in run], fresh)
+            self._note_session(session, keys, fresh)
         tool_call = hints.tool_call_pending
         if not hints.priority and hints.pin_s is None and not tool_call:
             return
-        for key, first, end in run:
+        for key, end in zip(keys, ends, strict=True):
             if not self._may_order(key, tenant):
                 continue
-            wish = _wish(hints, first, end)
+            wish = _wish(hints, end - ends.step, end)
             if wish is not None:
                 until_s = None if wish[1] is None else now_s + wish[1]
                 self._set(key, wish[0], until_s)

@@ -288,7 +288,7 @@ class TierStack:
             pending = self._stores.setdefault(request, {})
             pending.update((resident.key, None) for resident in admitted)
         fresh = [resident.key for resident in admitted]
-        self.retention.apply(visit.hints, self._run(keys, first_token), now_s, fresh)
+        self.retention.apply(visit.hints, keys, self._ends(keys, first_token), now_s, fresh)
         self.write_behind.offer(visit, keys, now_s)
         return admitted
 
@@ -341,7 +341,7 @@ class TierStack:
         if not self.economy.backlog.is_parked(request):
             self.economy.park(request, first_token, 0, end, now_s)
         self.economy.backlog.has(request, end)
-        self.retention.apply(visit.hints, self._run(keys, first_token), now_s)
+        self.retention.apply(visit.hints, keys, self._ends(keys, first_token), now_s)
         self.write_behind.offer(visit, keys, now_s)
         return found
 
@@ -474,8 +474,7 @@ class TierStack:
         lease.ahead_s = backlog.ahead_s(request)
         return lease
 
-    def _run(self, keys: Sequence[ChunkKey], first_token: int) -> list[tuple[ChunkKey, int, int]]:
-        """Consecutive chunks with the tokens of each, which begin at `first_token`."""
+    def _ends(self, keys: Sequence[ChunkKey], first_token: int) -> range:
+        """Where each of consecutive chunks ends that begin at `first_token`."""
         size = self.terms.tokens_per_chunk
-        ends = range(first_token + size, first_token + size * (len(keys) + 1), size)
-        return [(key, end - size, end) for key, end in zip(keys, ends, strict=True)]
+        return range(first_token + size, first_token + size * (len(keys) + 1), size)
