@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from emberkv.live.control.address import RUNTIME_DIR_VARIABLE
 from emberkv.testing.models import prepare_smollm2
 
 ENGINE_TIMEOUT_S = 900
+
+MOST_OPEN_ARENAS = 32
+"""Descriptors. Threads that are ending and the traceback logged last still hold some."""
 
 # No deadline: how long an example takes says more of the machine than of the code.
 for _name, _examples in (("dev", 50), ("ci", 200), ("nightly", 5000)):
@@ -46,6 +51,22 @@ def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ[RUNTIME_DIR_VARIABLE]
     else:
         os.environ[RUNTIME_DIR_VARIABLE] = before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _arenas_are_let_go(runtime_dir: Path) -> Iterator[None]:
+    """Forgotten arenas hold memory and two descriptors each, and a run has thousands of them."""
+    yield
+    gc.collect()
+    assert _open_arenas() <= MOST_OPEN_ARENAS, "tests leave the memory of arenas open"
+
+
+def _open_arenas() -> int:
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the listing's own
+            names.append(os.readlink(link))
+    return sum("emberkv-arena" in name for name in names)
 
 
 @pytest.fixture(scope="session")

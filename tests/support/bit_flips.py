@@ -7,6 +7,7 @@ sample of large ones.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -273,7 +274,9 @@ class ArenaFlips:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._geometry = ArenaGeometry(SLOTS, PAYLOAD_BYTES)
-        self._arena = Arena(create_memory(self._geometry), self._geometry)
+        memory = create_memory(self._geometry)
+        self._arena = Arena(memory, self._geometry)
+        os.close(memory)
         self._seals = Seals(self._arena)
         self.classes: list[FlipClass] = []
         self._fill()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class Process:
 
     def answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], DEADLINE_S)
+        ready = wait([self._process.stdout], DEADLINE_S)
         assert ready, "the stand-in does not answer"
         found: dict[str, Any] = json.loads(self._process.stdout.readline())
         return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,7 @@ class Killer:
             if plan.death is None:
                 time.sleep(chance.uniform(0.0, LONGEST_DELAY_S))
                 means = self._kill_from_outside(victim, OUTSIDE)
-            elif not select.select([victim], [], [], PATIENCE_S)[0]:
+            elif not wait([victim], PATIENCE_S):
                 means = self._kill_from_outside(victim, "outside, late")
         finally:
             os.close(victim)
@@ -213,7 +213,7 @@ class Killer:
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         assert self._template.stdout is not None
-        ready, _, _ = select.select([self._template.stdout], [], [], timeout_s)
+        ready = wait([self._template.stdout], timeout_s)
         assert ready, "the template does not answer"
         found: dict[str, Any] = json.loads(self._template.stdout.readline())
         return found

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import heapq
 import os
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -75,11 +73,6 @@ class ModelledDisk:
         return ends
 
 
-def _let_go(arena: Arena) -> None:
-    with suppress(BufferError):  # a row is still in use
-        arena.close()
-
-
 class ModelledDriver:
     """Implements `Driver` over a modelled disk."""
 
@@ -88,7 +81,6 @@ class ModelledDriver:
         fd = create_memory(geometry)
         self.arena = Arena(fd, geometry)
         os.close(fd)
-        weakref.finalize(self, _let_go, self.arena)
         self.slot_counts: tuple[int, ...] = (ram_slots, disk_slots)
         self.disk = disk
         self.now_s = 0.0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 
 from emberkv.core.audit import AuditedStack
 from emberkv.core.limits import Limits
@@ -36,11 +34,6 @@ def entries_of(keys: Sequence[ChunkKey]) -> tuple[Entry, ...]:
     return tuple(Entry(key, parents[at], Slot(at)) for at, key in enumerate(keys))
 
 
-def _let_go(arena: Arena) -> None:
-    with suppress(BufferError):  # a row is still in use
-        arena.close()
-
-
 class ScriptedDriver:
     """Implements `Driver`: reports what a test says, in that order; carries nothing out itself."""
 
@@ -49,7 +42,6 @@ class ScriptedDriver:
         fd = create_memory(geometry)
         self.arena = Arena(fd, geometry)
         os.close(fd)
-        weakref.finalize(self, _let_go, self.arena)
         self.slot_counts: tuple[int, ...] = (RAM_SLOTS, DISK_SLOTS)
         self.reports: list[Report] = []
         self.copies: list[Copy] = []

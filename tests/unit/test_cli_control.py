@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -342,7 +342,7 @@ def on_a_terminal(arguments: list[str], keys: bytes, until: bytes) -> tuple[int,
     pressed = False
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
-        if not select.select([parent], [], [], 0.1)[0]:
+        if not wait([parent], 0.1):
             if process.poll() is not None:
                 break
             continue

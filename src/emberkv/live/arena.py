@@ -19,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -107,7 +108,8 @@ def create_memory(geometry: ArenaGeometry) -> int:
 class Arena:
     """A mapping of the arena's memory in this process. `close` unmaps; it does not free.
 
-    The descriptor is duplicated, the caller's own stays the caller's.
+    The descriptor is duplicated, the caller's own stays the caller's. An arena that is forgotten
+    gives its own back too.
     """
 
     def __init__(self, fd: int, geometry: ArenaGeometry) -> None:
@@ -115,6 +117,7 @@ class Arena:
             raise KeeperError("the arena's memory has another size than its geometry")
         self.geometry = geometry
         self.fd = os.dup(fd)
+        self._close_fd = weakref.finalize(self, os.close, self.fd)
         self._map = mmap.mmap(self.fd, geometry.total_bytes)
         self._view = memoryview(self._map)
         self.headers: npt.NDArray[np.void] = np.frombuffer(
@@ -171,14 +174,14 @@ class Arena:
     def discard(self) -> None:
         """Give the memory back to the kernel now, whoever still maps it; they read zeros."""
         self._map.madvise(mmap.MADV_REMOVE)
-        os.close(self.fd)
+        self._close_fd()
 
     def close(self) -> None:
         """Unmap; every row and header view given out must be gone."""
         del self.headers, self.bytes
         self._view.release()
         self._map.close()
-        os.close(self.fd)
+        self._close_fd()
 
 
 def _indices(slots: Sequence[Slot]) -> npt.NDArray[np.int64]:

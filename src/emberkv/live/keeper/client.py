@@ -188,6 +188,9 @@ class KeeperClient:
                 self._wait(deadline_s - self._clock())
                 self._channel.flush()
         self._channel.close()
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None:
+            _turn_away(fresh)
         self._arena.close()
 
     # ── what arrives ─────────────────────────────────────────────────────────────────────────
@@ -360,8 +363,7 @@ class KeeperClient:
     def _joined(self, joined: Joined) -> None:
         """On the thread of `Rejoining`."""
         if self._closed:
-            joined.channel.close()
-            os.close(joined.memory_fd)
+            _turn_away(joined)
             return
         self._fresh = joined
         self._has_fresh.set()
@@ -384,6 +386,12 @@ class KeeperClient:
         else:
             self._disk_up()
         self._pump()
+
+
+def _turn_away(joined: Joined) -> None:
+    """Let an attachment go that came too late."""
+    joined.channel.close()
+    os.close(joined.memory_fd)
 
 
 def _require(is_so: bool, otherwise: str) -> None:

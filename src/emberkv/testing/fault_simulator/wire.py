@@ -69,11 +69,16 @@ class SimulatedRejoining(Rejoining):
     def __init__(self, hello: Hello, memory_fd: int, on_joined: Callable[[Joined], None]) -> None:
         self.hello = hello
         self.memory_fd = memory_fd
-        self.on_joined = on_joined
+        self._on_joined = on_joined
         self.stopped = False
 
     def stop(self) -> None:
         self.stopped = True
+
+    def end(self, joined: Joined) -> None:
+        """A keeper is found, as happens once."""
+        self.stopped = True
+        self._on_joined(joined)
 
 
 class SimulatedClient(KeeperClient):

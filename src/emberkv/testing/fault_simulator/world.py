@@ -268,7 +268,9 @@ class World:
     def _join_new_keeper(self, *, at_once: bool = False) -> None:
         """Bring the new keeper that the client looks for, once it is there."""
         search = self.client.rejoining
-        if search is None or (self.setting.clock() < self._fresh_at_s and not at_once):
+        if search is None or search.stopped:
+            return
+        if self.setting.clock() < self._fresh_at_s and not at_once:
             return
         hello = search.hello
         keeper = self.keeper
@@ -283,7 +285,7 @@ class World:
         tenancy = keeper.tenancy
         assert tenancy is not None
         answer = Attached(1, NAMESPACE, tenancy.slot_counts, tenancy.taken_over, None)
-        search.on_joined(Joined(keeper.attach(), answer, os.dup(tenancy.arena.fd), "simulated", []))
+        search.end(Joined(keeper.attach(), answer, os.dup(tenancy.arena.fd), "simulated", []))
 
     def _reset(self) -> None:
         self._epoch += 1
