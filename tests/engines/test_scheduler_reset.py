@@ -17,7 +17,9 @@ from vllm.v1.request import RequestStatus
 
 from emberkv.core.counts import Event
 from emberkv.domain.types import DISK, RAM
+from emberkv.live.control.messages import PurgeScope
 from emberkv.live.manager import STEPS_IN_FLIGHT
+from emberkv.live.operations import About, Operations
 from emberkv.tiers.format import StoredNamespace
 from emberkv.tiers.memory import MemoryStorage
 from emberkv.tiers.slab import Slab
@@ -207,6 +209,27 @@ def test_another_engine_gets_nothing_that_new_weights_have_computed(
     rig.setup.storage.close()
     restarted = make_rig(Setup(**way, ram_chunks=16, storage=slab_in(tmp_path)))
     assert restarted.serve("again", prompt) == 0
+
+
+@pytest.mark.parametrize("scope", [PurgeScope.ALL, PurgeScope.DISK])
+def test_another_engine_gets_what_was_stored_after_a_purge(
+    make_rig: MakeRig, tmp_path: Path, scope: PurgeScope
+) -> None:
+    """A purge says nothing of the weights, unlike a reset."""
+    before, after = prompt_of(200, seed=1), prompt_of(200, seed=2)
+    rig = make_rig(Setup(ram_chunks=16, storage=slab_in(tmp_path)))
+    onto_disk(rig, before)
+    operations_on(rig).purge(scope)
+    assert list(rig.setup.storage.entries()) == []
+    onto_disk(rig, after)
+    rig.setup.storage.close()
+    restarted = make_rig(Setup(ram_chunks=16, storage=slab_in(tmp_path)))
+    assert restarted.serve("again", before) == 0
+    assert restarted.serve("kept", after) == 6 * BLOCK_TOKENS
+
+
+def operations_on(rig: Rig) -> Operations:
+    return Operations(rig.tiers, About(rig.engine_id, BLOCK_TOKENS), rig.clock)
 
 
 def slab_in(root_dir: Path) -> Slab:

@@ -162,7 +162,8 @@ def test_failures_end_a_wait_and_teach_no_pace() -> None:
     cost = ReadCost()
     cost.started(10, 0.0)
     cost.ended(10, 0, 5.0)
-    assert not cost.known
+    assert cost.first_s == 0.0
+    assert cost.chunk_s == 0.0
     assert cost.under_way == 0
 
 

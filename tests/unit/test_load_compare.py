@@ -7,12 +7,13 @@ from random import Random
 
 import pytest
 
+from emberkv.app.load.change import Change
 from emberkv.app.load.client import Answer
 from emberkv.app.load.compare import Held, compare, exceedance, is_broken
 from emberkv.app.load.figures import by_class, latencies, step_of
-from emberkv.app.load.page import Change, Page
 from emberkv.app.load.runner import StepRun
 from emberkv.app.load.tables import verdict_summary
+from emberkv.app.metrics_page import Page
 from emberkv.errors import UsageError
 from emberkv.observe.baseline import Baseline, ServerFacts
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-_SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+from emberkv.errors import UsageError, WorldError
 
 NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 _CHUNKS: Final = "emberkv:tier_chunks"
@@ -17,22 +17,50 @@ _UNDER_WAY: Final = "emberkv:copies_under_way_chunks"
 
 
 class Page:
-    """One reading of a metrics page (Prometheus text)."""
+    """One reading of a page in Prometheus's text format. Raises `WorldError` if it is none."""
 
     def __init__(self, text: str) -> None:
-        self._samples: list[tuple[str, dict[str, str], float]] = []
-        for line in text.splitlines():
-            if match := _SAMPLE.match(line):
-                name, labels, value = match.groups()
-                self._samples.append((name, dict(_LABEL.findall(labels or "")), float(value)))
+        try:
+            from prometheus_client.parser import text_string_to_metric_families
+        except ImportError as error:
+            raise UsageError("this needs prometheus-client: pip install 'emberkv[load]'") from error
+        self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+        self.families: set[str] = set()
+        try:
+            for family in text_string_to_metric_families(text):
+                self.families.add(family.name)
+                for sample in family.samples:
+                    self._samples[sample.name].append((sample.labels, sample.value))
+        except ValueError as error:
+            raise WorldError(f"the server's /metrics can't be read: {error}") from error
+
+    def has(self, name: str) -> bool:
+        """Whether there is a sample of this name."""
+        return bool(self._samples.get(name))
 
     def total(self, name: str, labels: Mapping[str, str] = NO_LABELS) -> float:
         """The sum of a metric's samples that carry these labels; 0 if there are none."""
         wanted = labels.items()
-        return sum(v for n, own, v in self._samples if n == name and wanted <= own.items())
+        return math.fsum(
+            value for own, value in self._samples.get(name, ()) if wanted <= own.items()
+        )
 
-    def has(self, name: str) -> bool:
-        return any(n == name for n, _, _ in self._samples)
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """A metric's sums by the value of one label."""
+        found: dict[str, float] = defaultdict(float)
+        for labels, value in self._samples.get(name, ()):
+            found[labels.get(label, "")] += value
+        return dict(found)
+
+    def label(self, name: str, label: str) -> str | None:
+        """The value of a label of a metric's first sample."""
+        samples = self._samples.get(name)
+        return samples[0][0].get(label) if samples else None
+
+    @property
+    def shows_tiers(self) -> bool:
+        """Whether the server runs with emberkv."""
+        return any(name.startswith("emberkv:") for name in self.families)
 
     @property
     def finished_requests(self) -> float:

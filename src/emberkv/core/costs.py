@@ -155,10 +155,6 @@ class ReadCost:
         self._pace_s = 0.0
         self._pace_chunks = 0.0
 
-    @property
-    def known(self) -> bool:
-        return self._first_s is not None
-
     def started(self, count: int, now_s: float) -> None:
         """`count` more chunks are asked for."""
         if not self.under_way:

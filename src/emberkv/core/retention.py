@@ -180,6 +180,7 @@ class Retention:
         self._sessions.clear()
 
     def facts(self) -> Mapping[str, int]:
+        """What hints keep, and how often a quota refused them a higher priority or a pin."""
         return {
             "chunks_with_priority": len(self._keeps),
             "sessions": len(self._sessions),

@@ -77,7 +77,10 @@ class Operations:
     """The commands on one manager. `facts` are told in its status, by name; add to them freely."""
 
     def __init__(self, manager: TierManager, about: About, clock: Callable[[], float]) -> None:
-        self.facts: dict[str, Facts] = {"costs": manager.stack.economy.facts}
+        self.facts: dict[str, Facts] = {
+            "costs": manager.stack.economy.facts,
+            "retention": manager.stack.retention.facts,
+        }
         self._manager = manager
         self._about = about
         self._clock = clock

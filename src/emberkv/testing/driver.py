@@ -56,16 +56,19 @@ class InlineDriver:
         return reports
 
     def reset(self) -> bool:
+        self._empty(passing=True)
+        return True
+
+    def begin_reset(self) -> None:
+        self._empty(passing=False)
+
+    def _empty(self, *, passing: bool) -> None:
         for copy in self._copies:
             shed = tuple((index, Outcome.SHED) for index in range(len(copy.keys)))
             self._reports.append(CopyProgress(copy.transfer, shed, 0.0))
         self._copies = []
         for storage in self._below:
-            storage.reset(passing=True)
-        return True
-
-    def begin_reset(self) -> None:
-        self.reset()
+            storage.reset(passing=passing)
 
     @property
     def reset_is_owed(self) -> bool:

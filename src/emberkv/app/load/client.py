@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from emberkv.app.load.page import Page
+from emberkv.app.metrics_page import Page
 from emberkv.errors import UsageError, WorldError
 
 if TYPE_CHECKING:

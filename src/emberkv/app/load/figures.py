@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from emberkv.app.load.change import Change
 from emberkv.app.load.client import Answer
-from emberkv.app.load.page import Change
 from emberkv.app.load.runner import Gauges, StepRun
 from emberkv.observe.baseline import (
     DeviceCache,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from emberkv.app.load import figures
+from emberkv.app.load.change import Change
 from emberkv.app.load.client import Client
-from emberkv.app.load.page import Change
 from emberkv.app.load.runner import Progress, Runner, StepRun, watch
 from emberkv.app.load.server import longest_prompt, require_no_tiers, server_facts
 from emberkv.app.load.workload import Workload, fitting

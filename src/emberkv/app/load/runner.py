@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from emberkv.app.load.change import Change
 from emberkv.app.load.client import Answer, Client
-from emberkv.app.load.page import Change, Page
 from emberkv.app.load.workload import Prompt, Workload, plan, token_ids
+from emberkv.app.metrics_page import Page
 from emberkv.errors import WorldError
 from emberkv.observe.baseline import Concurrency, PrefillPoint
 

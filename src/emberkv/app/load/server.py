@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emberkv.app.load.client import Client, is_loopback
-from emberkv.app.load.page import Page
+from emberkv.app.metrics_page import Page
 from emberkv.errors import UsageError, WorldError
 from emberkv.observe.baseline import ServerFacts
 

@@ -1,59 +1,13 @@
-"""What a server's `/metrics` page says, and what has changed between two readings of it."""
+"""What has changed between two readings of a server's metrics page."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 
-from emberkv.errors import UsageError, WorldError
+from emberkv.app.metrics_page import Page
+from emberkv.errors import WorldError
 from emberkv.observe.baseline import Quantiles
-
-Labels = dict[str, str]
-
-
-class Page:
-    """One reading of a page in Prometheus's text format. Raises `WorldError` if it is none."""
-
-    def __init__(self, text: str) -> None:
-        try:
-            from prometheus_client.parser import text_string_to_metric_families
-        except ImportError as error:
-            raise UsageError("this needs prometheus-client: pip install 'emberkv[load]'") from error
-        self._samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
-        self.families: set[str] = set()
-        try:
-            for family in text_string_to_metric_families(text):
-                self.families.add(family.name)
-                for sample in family.samples:
-                    self._samples[sample.name].append((sample.labels, sample.value))
-        except ValueError as error:
-            raise WorldError(f"the server's /metrics can't be read: {error}") from error
-
-    def has(self, name: str) -> bool:
-        """Whether there is a sample of this name."""
-        return bool(self._samples.get(name))
-
-    def total(self, name: str) -> float:
-        """The sum of a metric's samples, over engines and labels; 0 if there are none."""
-        return math.fsum(value for _, value in self._samples.get(name, ()))
-
-    def by_label(self, name: str, label: str) -> dict[str, float]:
-        """A metric's sums by the value of one label."""
-        found: dict[str, float] = defaultdict(float)
-        for labels, value in self._samples.get(name, ()):
-            found[labels.get(label, "")] += value
-        return dict(found)
-
-    def label(self, name: str, label: str) -> str | None:
-        """The value of a label of a metric's first sample."""
-        samples = self._samples.get(name)
-        return samples[0][0].get(label) if samples else None
-
-    @property
-    def shows_tiers(self) -> bool:
-        """Whether the server runs with emberkv."""
-        return any(name.startswith("emberkv:") for name in self.families)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from emberkv.app.load.page import Change, Page
+from emberkv.app.load.change import Change
+from emberkv.app.metrics_page import Page
 from emberkv.errors import WorldError
 
 PAGE = """\
