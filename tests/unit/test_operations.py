@@ -50,6 +50,8 @@ def test_status_tells_what_is_where_and_what_was_done() -> None:
     assert operations.status().copied_bytes == {"ram_to_disk": 3 * CHUNK_BYTES}
     assert operations.status().facts["guard"] == {"state": "watching"}
     assert "compute_s_per_1000_tokens" in operations.status().facts["costs"]
+    nothing_asked = {"chunks_with_priority": 0, "sessions": 0, "over_quota": 0}
+    assert operations.status().facts["retention"] == nothing_asked
     assert operations.status().limits["max_wait_s"] == 30.0
     assert operations.status().occurrences[0].event == "written_behind"
 
