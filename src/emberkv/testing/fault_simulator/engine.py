@@ -201,11 +201,12 @@ class Engine:
         self.preempted = []
         self._work()
         pieces: dict[RequestId, tuple[int, int]] = {}
-        for request in list(self.requests):
-            if request.stage is Stage.RUNNING:
-                self._compute(request, pieces)
+        running = [r for r in self.requests if r.stage is Stage.RUNNING]
+        for request in running:
+            self._compute(request, pieces)
         if self.setting.plan.tells:
-            self.manager.step_begins(StepWork(pieces))
+            decoding = tuple(r.id for r in running if r.id not in pieces)
+            self.manager.step_begins(StepWork(pieces, decoding))
         if chance.random() < 0.05:
             self.count_events()
             self.manager.samples()
