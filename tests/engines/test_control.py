@@ -213,7 +213,7 @@ def _purge(server: RealServer) -> None:
     run("control", "-i", name, "purge", "ram")
     told = dry_run(server, document(41))
     assert told["stretches"][0]["place"] == "disk"
-    fill(server, range(42, 43))
+    server.ask(document(42), hints={"pin": {"duration_ms": 60_000}})  # the load leaves it alone
     run("control", "-i", name, "purge", "disk")
     assert dry_run(server, document(42))["stretches"][0]["place"] == "ram"
     run("control", "-i", name, "purge")

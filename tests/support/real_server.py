@@ -90,7 +90,9 @@ class RealServer:
     def page(self) -> Page:
         return Page(self.http.get("/metrics").raise_for_status().text)
 
-    def ask(self, prompt: list[int], *, salt: str | None = None) -> Answered:
+    def ask(
+        self, prompt: list[int], *, salt: str | None = None, hints: dict[str, Any] | None = None
+    ) -> Answered:
         """A greedy answer; with a salt of its own it is computed, whatever any cache holds."""
         before = self.page()
         self.asked += 1
@@ -105,6 +107,8 @@ class RealServer:
         }
         if salt is not None:
             body["cache_salt"] = salt
+        if hints is not None:
+            body["kv_transfer_params"] = {"emberkv": hints}
         request_id = f"{self.instance}-{self.asked}-"
         response = self.http.post(
             "/v1/completions", json=body, headers={"X-Request-Id": request_id}

@@ -1,4 +1,4 @@
-"""`EagerOffloadingSpec`: loads whatever is kept, also where computing it would be quicker.
+"""`EagerOffloadingSpec`: loads whatever is kept, however slow, also where computing is quicker.
 
 For self-checks, which want every answer from its tier; `emberkv serve` never names it.
 """
@@ -6,6 +6,7 @@ For self-checks, which want every answer from its tier; `emberkv serve` never na
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from emberkv.core.costs import ComputeCost, Piece
 from emberkv.core.economy import Terms
@@ -24,12 +25,13 @@ class _Unmeasured(ComputeCost):
 
 
 class EagerStack(TierStack):
-    """A stack that never finds computing quicker than loading."""
+    """A stack that never finds computing quicker than loading, and waits for a tier that stalls."""
 
     def __init__(
         self, tiers: Sequence[Residents], limits: Limits, terms: Terms, quotas: Quotas
     ) -> None:
-        super().__init__(tiers, limits, terms, quotas)
+        patient = replace(limits, max_stall_s=max(limits.max_stall_s, limits.max_wait_s))
+        super().__init__(tiers, patient, terms, quotas)
         self.economy.compute = _Unmeasured(())
 
 
