@@ -126,15 +126,17 @@ class StackPlayer:
             assert request.waited_s < MAX_WAIT_S, f"{request.id} has waited {request.waited_s} s"
             return
         request.being = Being.ANSWERED
-        request.promised = tuple(self._ready_prefix(request))
+        request.promised = tuple(self._pinned_prefix(request))
 
-    def _ready_prefix(self, request: Request) -> list[ChunkKey]:
-        ready: list[ChunkKey] = []
-        for key in request.leased:
+    def _pinned_prefix(self, request: Request) -> list[ChunkKey]:
+        """What stays ready until it is loaded: of what others have fetched, the lease pins none."""
+        lease = self.stack.promotions.lease(request.id)
+        pinned: list[ChunkKey] = []
+        for key in request.leased[: lease.ready] if lease is not None else ():
             if self.stack.residence(key, self.now_s) != RAM:
                 break
-            ready.append(key)
-        return ready
+            pinned.append(key)
+        return pinned
 
     def bustle(self, random: Random, acts: int) -> None:
         """Do anything at all, `acts` times."""
