@@ -30,6 +30,7 @@ SCRIPTS = (
     "engine_returns",
     "engine_vs_native",
     "no_reuse",
+    "concurrent_no_reuse",
     "crash_kills",
     "fault_simulator",
     "slow_disk",
