@@ -4,8 +4,9 @@ Unique prompts, four at a time, each answered with 32 tokens, so that prefills, 
 write-behinds share every step. Plain vLLM, emberkv and vLLM's own tiers get blocks of them in
 turns whose order is random, with a pause before each block; all compute on the same number of
 cores. Two processes of one engine differ by a tenth and more, so the servers are started anew for
-every round, each round in another order. Throughput is requests over the time of all blocks of a side; the other figures are p99 of
-the time to first token and of the time between tokens. Intervals are bootstrapped.
+every round, each round in another order. Throughput is requests over the time of all blocks of a
+side; the other figures are p99 of the time to first token and of the time between tokens. Intervals
+are bootstrapped.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 import msgspec
@@ -45,6 +46,10 @@ from emberkv.live.keeper.messages import (
 RESET_S: Final = 5.0
 CLOSE_S: Final = 1.0
 JOIN_S: Final = 60.0
+LOOK_S: Final = 0.02
+"""News that nobody waits for may lie in the socket for so long. Where cores are few, a system call
+in every step of the engine is an opportunity for every other process to go first."""
+
 MAX_UNSENT_SEAL_BYTES: Final = 4 << 20
 """With more than this unsent, seals are left out: they only serve a restarted engine."""
 
@@ -76,11 +81,12 @@ def join(
 class _OpenCopy:
     """A copy of which some chunks have not ended."""
 
-    __slots__ = ("is_open", "left")
+    __slots__ = ("is_open", "is_promotion", "left")
 
-    def __init__(self, count: int) -> None:
-        self.is_open = bytearray(b"\1") * count
-        self.left = count
+    def __init__(self, copy: Copy) -> None:
+        self.is_open = bytearray(b"\1") * len(copy.keys)
+        self.is_promotion = copy.target == RAM
+        self.left = len(copy.keys)
 
 
 class KeeperClient:
@@ -110,6 +116,8 @@ class KeeperClient:
         self._later = joined.later
         self._reports: list[Report] = []
         self._open: dict[TransferId, _OpenCopy] = {}
+        self._promotions = 0
+        self._looked_s = -inf
         self._populated = bytearray(hello.config.slot_count)
         self._ram_is_named = False
         self._disk_is_down = False
@@ -135,7 +143,8 @@ class KeeperClient:
                 self._report_all(copy, Outcome.SHED)
             return
         for copy in copies:
-            self._open[copy.transfer] = _OpenCopy(len(copy.keys))
+            self._open[copy.transfer] = _OpenCopy(copy)
+            self._promotions += copy.target == RAM
         self._channel.send(encode(Submit(tuple(map(order_of, copies)))))
 
     def seal(self, slots: Sequence[Slot]) -> None:
@@ -143,7 +152,10 @@ class KeeperClient:
             self._channel.send(encode(Seal(tuple(slots))))
 
     def poll(self) -> list[Report]:
-        self._pump()
+        now_s = self._clock()
+        if self._is_awaiting() or now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._pump()
         reports, self._reports = self._reports, []
         return reports
 
@@ -201,6 +213,11 @@ class KeeperClient:
 
     def _is_attached(self) -> bool:
         return not self._channel.closed and self._rejoining is None
+
+    def _is_awaiting(self) -> bool:
+        """Whether a request, a start, a reset or the keeper itself waits for a look."""
+        is_asked = bool(self._promotions) or not self._ram_is_named or self._reset_owed
+        return is_asked or self._channel.unsent_bytes > 0
 
     def _wait(self, timeout_s: float) -> None:
         channel = self._channel
@@ -274,6 +291,7 @@ class KeeperClient:
         copy.left -= len(results)
         if not copy.left:
             del self._open[transfer]
+            self._promotions -= copy.is_promotion
         if results:
             age_s = max(0.0, self._clock() - message.ended_s)
             self._reports.append(CopyProgress(transfer, results, message.busy_s, age_s))
@@ -335,6 +353,7 @@ class KeeperClient:
             )
             self._reports.append(CopyProgress(transfer, results, 0.0))
         self._open.clear()
+        self._promotions = 0
         self._disk_down("the keeper is gone; a new one is being started")
         populated_slots = self._populated.rfind(1) + 1
         # Nobody reads into a slot any more that was held back for it.

@@ -336,7 +336,8 @@ class World:
             self._time_passes()
             self.engine.step()
             self.rules_hold()
-            if not self.stack.transfers.open_copies(stale=None) and self.client.rejoining is None:
+            attached = self.keeper.alive and self.client.rejoining is None
+            if attached and not self.stack.transfers.open_copies(stale=None):
                 break
         for _ in range(100):  # longer than any fence
             self.setting.clock.now_s += 0.5
