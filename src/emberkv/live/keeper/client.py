@@ -46,7 +46,7 @@ from emberkv.live.keeper.messages import (
 RESET_S: Final = 5.0
 CLOSE_S: Final = 1.0
 JOIN_S: Final = 60.0
-LOOK_S: Final = 0.02
+LOOK_S: Final = 0.05
 """News that nobody waits for may lie in the socket for so long. Where cores are few, a system call
 in every step of the engine is an opportunity for every other process to go first."""
 
