@@ -54,6 +54,29 @@ def test_a_slot_that_a_hung_read_may_write_is_not_given_to_the_next_engine(play:
     assert set(found["usable"]) == set(range(SLOTS))
 
 
+def test_a_hung_read_outlives_two_engines_and_their_disks(play: Stage) -> None:
+    """The second engine's disk is opened anew; the third must not get the slot either."""
+    play.with_disk().hanging_keeper()
+    first, _ = play.engine("a")
+    on_disk(first)
+    play.shut("read")
+    up = {"ram_slot": 10, "disk_slot": 0, "up": True, "wait": False}
+    first.do("copy", transfer=2, names=NAMES, **up)
+    until(lambda: (s := play.status()) is not None and s.chunks_under_way == 6, "the read hangs")
+    held_back = set(range(10, 16))
+    first.kill()
+    for name in ("b", "c", "d"):
+        engine, _ = play.engine(name)
+        assert engine.do("tier_event", name="down")["events"]
+        assert set(engine.do("usable")["usable"]) == set(range(SLOTS)) - held_back
+        if name != "d":
+            engine.kill()
+    play.open("read")
+    found = engine.do("found")
+    assert [slot for _, slot in found["found"]["0"]] == list(range(6))
+    assert set(found["usable"]) == set(range(SLOTS))
+
+
 def test_a_disk_that_does_not_open_in_time_is_left_out(play: Stage) -> None:
     play.with_disk().hanging_keeper()
     play.shut("open")

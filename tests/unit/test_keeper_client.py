@@ -6,17 +6,19 @@ import os
 
 from emberkv.domain.types import DISK, RAM, ChunkKey, Copy, Entry, Outcome, Slot, TransferId
 from emberkv.live.arena import ArenaGeometry, create_memory
-from emberkv.live.driver import CopyProgress, Found
-from emberkv.live.keeper.client import KeeperClient
+from emberkv.live.driver import CopyProgress, Found, TierDown, TierUp
+from emberkv.live.keeper.client import LOOK_S, KeeperClient
 from emberkv.live.keeper.joining import Joined, Place
 from emberkv.live.keeper.messages import (
     OUTCOME_CODES,
     Attached,
+    Down,
     Hello,
     KeeperConfig,
     Message,
     Progress,
     Role,
+    Up,
     encode,
     found,
 )
@@ -38,13 +40,20 @@ class Wire:
         fd = create_memory(ArenaGeometry(SLOTS, CHUNK_BYTES))
         hello = Hello(Role.MANAGER, "engine", 1, 0, KeeperConfig(SLOTS, CHUNK_BYTES), ())
         answer = Attached(os.getpid(), (), slot_counts, False, None)
+        self.now_s = 0.0
         self.client = KeeperClient(
-            Place("here", "engine"), hello, Joined(self._channel, answer, fd, "here", [])
+            Place("here", "engine"),
+            hello,
+            Joined(self._channel, answer, fd, "here", []),
+            clock=lambda: self.now_s,
         )
 
     def say(self, *messages: Message) -> None:
         for message in messages:
             self._channel.deliver(encode(message))
+
+    def hang_up(self) -> None:
+        self._channel.close()
 
 
 def a_copy(chunks: int) -> Copy:
@@ -75,4 +84,34 @@ def test_a_disk_that_this_engine_does_not_have_names_nothing() -> None:
     entry = Entry(ChunkKey(b"k"), None, Slot(0))
     wire.say(found(DISK, [entry], last=True), found(RAM, (), last=True))
     assert wire.client.poll() == [Found(RAM, (), last=True)]
+    wire.client.close(clean=False)
+
+
+def test_news_are_looked_for_at_once_only_where_somebody_waits() -> None:
+    wire = Wire(SLOTS, SLOTS)
+    wire.say(found(RAM, (), last=True))
+    wire.client.poll()
+    wire.say(Down(DISK, "a fault"))
+    assert wire.client.poll() == []
+    wire.now_s += LOOK_S
+    assert wire.client.poll() == [TierDown(DISK, "a fault")]
+    wire.client.submit([a_copy(1)])
+    wire.say(Progress(7, 0, bytes([OK]), 0.1, 0.0))
+    (report,) = wire.client.poll()
+    assert isinstance(report, CopyProgress)
+    wire.say(Up(DISK, 8))
+    assert wire.client.poll() == []
+    wire.now_s += LOOK_S
+    assert wire.client.poll() == [TierUp(DISK)]
+    wire.client.close(clean=False)
+
+
+def test_a_keeper_that_is_gone_ends_the_promotions_under_way_at_the_next_look() -> None:
+    wire = Wire(SLOTS, SLOTS)
+    wire.say(found(RAM, (), last=True))
+    wire.client.poll()
+    wire.client.submit([a_copy(2)])
+    wire.hang_up()
+    reports = wire.client.poll()
+    assert CopyProgress(TransferId(7), ((0, Outcome.FAILED), (1, Outcome.FAILED)), 0.0) in reports
     wire.client.close(clean=False)

@@ -99,6 +99,7 @@ class Tenancy:
             lambda first, count: self._loop.post(lambda: self._piece(first, count)),
             lambda reason: self._loop.post(lambda: self._population_ended(reason)),
         )
+        self._former_disks: list[DiskTier] = []  # which may have reads that still run
         self.disk = self._open_disk(reset_owed=hello.reset_owed, slots=hello.disk_slots)
         if memory_fd is None:
             self._session.send(found(RAM, (), last=True))
@@ -116,8 +117,7 @@ class Tenancy:
         self._session = Session(self._loop)
         self.engine_id = hello.engine_id
         self.taken_over = True
-        held_back = [] if self.disk is None else self.disk.quarantine(self._given_back)
-        self._tell_populated(held_back)
+        self._tell_populated(self._quarantined())
         if self.renewed:
             self._forget_ram()
         else:
@@ -255,6 +255,7 @@ class Tenancy:
             return
         if kept is not None:
             kept.close()
+            self._former_disks.append(kept)
         self.config = hello.config
         self.renewed = False
         self.disk = self._open_disk(reset_owed=owed)
@@ -284,9 +285,21 @@ class Tenancy:
                 self._session.send(PopulatedSlots(first, end - first))
             first = end + 1
 
-    def _given_back(self, slots: list[Slot]) -> None:
-        for slot in slots:
-            self._session.send(PopulatedSlots(slot, 1))
+    def _quarantined(self) -> list[Slot]:
+        """Slots that some read of an earlier engine may still write to, however long it hangs.
+
+        The present engine is told of each when its read has ended.
+        """
+        session = self._session
+
+        def give_back(slots: list[Slot]) -> None:
+            for slot in slots:
+                session.send(PopulatedSlots(slot, 1))
+
+        former = [(disk, disk.quarantine(give_back)) for disk in self._former_disks]
+        self._former_disks = [disk for disk, slots in former if slots]
+        present = [] if self.disk is None else self.disk.quarantine(give_back)
+        return present + [slot for _, slots in former for slot in slots]
 
     def _forget_ram(self) -> None:
         """A new engine may take nothing over, nor the one after it."""
