@@ -49,6 +49,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         ram_bytes=64 << 20,
         disk=Path("replaced"),
         disk_bytes=64 << 20,
+        max_slowdown=2.0,  # on a busy machine a twentieth is no time for a disk to show anything
         vllm_arguments=FLAGS,
     )
     shape = shape_of(options, Launch(options.model, Flags(FLAGS), os.environ, True), PROMPT_TOKENS)

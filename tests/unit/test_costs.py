@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emberkv.core.costs import ComputeCost, LoadCost, ReadCost
+from emberkv.core.costs import LOAD_FADE_S, ComputeCost, LoadCost, ReadCost
 
 Curve = Callable[[float], float]
 """Seconds that the token at a position costs."""
@@ -170,5 +170,16 @@ def test_failures_end_a_wait_and_teach_no_pace() -> None:
 def test_a_slow_load_among_quick_ones_says_nothing() -> None:
     cost = LoadCost()
     for seconds in (0.1, 0.1, 5.0, 0.1, 0.1):
-        cost.observe(100, seconds)
-    assert cost.chunk_s == pytest.approx(0.001)
+        cost.observe(100, seconds, 0.0)
+    assert cost.chunk_s(0.0) == pytest.approx(0.001)
+
+
+def test_a_slow_first_load_is_not_believed_and_no_slow_one_for_ever() -> None:
+    """Else a tier that was slow once, just after a restart, would never be asked again."""
+    cost = LoadCost()
+    cost.observe(13, 0.5, 0.0)
+    assert cost.chunk_s(0.0) == 0.0
+    for _ in range(4):
+        cost.observe(13, 0.5, 1.0)
+    assert cost.chunk_s(1.0) == pytest.approx(0.5 / 13)
+    assert cost.chunk_s(1.0 + 4 * LOAD_FADE_S) == pytest.approx(0.5 / 13 / 16)

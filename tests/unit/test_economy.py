@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emberkv.core.costs import LEAST_LOADS
 from emberkv.core.economy import Economy, Stretch, Terms
 from emberkv.domain.types import DISK, RAM, RequestId
 
 TOKENS = 128
 REMOTE = 2
+
+NOW_S = 100.0
 
 
 def economy(
@@ -31,7 +34,8 @@ def economy(
         made.reads[level].ended(1, 1, first_s)
         made.reads[level].ended(399, 399, first_s + 399 * chunk_s)
     if load_s:
-        made.loads.observe(100, 100 * load_s)
+        for _ in range(LEAST_LOADS):
+            made.loads.observe(100, 100 * load_s, NOW_S)
     return made
 
 
@@ -51,7 +55,7 @@ def gain(made: Economy, stretches: list[Stretch], at: int, first: int) -> float:
         if cost.first_s > 0.05 * saved_s:
             return -1.0
         waits.append(cost.first_s + count * cost.chunk_s)
-    return saved_s - max(waits, default=0.0) - at * made.loads.chunk_s
+    return saved_s - max(waits, default=0.0) - at * made.loads.chunk_s(NOW_S)
 
 
 def test_a_quick_tier_is_loaded_whole_and_a_slow_one_not() -> None:
@@ -75,8 +79,8 @@ def test_nothing_is_known_at_first_and_everything_is_tried() -> None:
 
 
 def test_ram_pays_only_if_copying_is_quicker_than_computing() -> None:
-    assert economy(load_s=0.001).ram_pays(0, 4096)
-    assert not economy(load_s=0.1).ram_pays(0, 4096)
+    assert economy(load_s=0.001).ram_pays(0, 4096, NOW_S)
+    assert not economy(load_s=0.1).ram_pays(0, 4096, NOW_S)
 
 
 @given(
@@ -99,7 +103,7 @@ def test_no_other_cut_gains_much_more(  # noqa: PLR0917
 ) -> None:
     made = economy(rise=rise, first_s=first_s, chunk_s=chunk_s, load_s=load_s)
     length = sum(count for _, count in stretches)
-    chosen = made.cut(stretches, first, 0.0, 100.0)
+    chosen = made.cut(stretches, first, 0.0, NOW_S)
     best = max(gain(made, stretches, at, first) for at in range(length + 1))
     whole = made.compute.seconds(first, first + length * TOKENS)
     mine = gain(made, stretches, chosen, first)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from math import inf
+from math import exp2, inf
 from typing import Final
 
 Piece = tuple[int, int]
@@ -35,6 +35,9 @@ _MOST_WORSE: Final = 4.0
 """One slow answer of a tier counts as at most so much slower than usual: it may be a hiccup."""
 
 _HICCUP_S: Final = 0.001
+LEAST_LOADS: Final = 3
+LOAD_FADE_S: Final = 30.0
+"""What is known of loads halves in so long without any."""
 
 
 def _careful(samples: Sequence[float]) -> float:
@@ -223,15 +226,25 @@ class ReadCost:
 class LoadCost:
     """Seconds to bring a chunk from RAM to the device.
 
-    A load ends with the step that it was part of, so that single slow ones say nothing.
+    A load ends with the step that it was part of, so that single slow ones say nothing: nothing is
+    known before a few have ended. What is known fades while nothing is loaded, or a tier that was
+    slow once, on a busy machine, would never be tried again.
     """
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=SAMPLES)
-        self.chunk_s = 0.0
+        self.last_chunk_s = 0.0
+        self._observed_s = 0.0
 
-    def observe(self, count: int, seconds: float) -> None:
-        """A load of `count` chunks took `seconds`."""
+    def observe(self, count: int, seconds: float, now_s: float) -> None:
+        """A load of `count` chunks took `seconds` and has ended."""
         if count > 0:
             self._samples.append(seconds / count)
-            self.chunk_s = _careful(self._samples)
+            self._observed_s = now_s
+            if len(self._samples) >= LEAST_LOADS:
+                self.last_chunk_s = _careful(self._samples)
+
+    def chunk_s(self, now_s: float) -> float:
+        """Seconds for a chunk; 0 as long as nothing is known."""
+        idle_s = max(0.0, now_s - self._observed_s)
+        return self.last_chunk_s * exp2(-idle_s / LOAD_FADE_S)

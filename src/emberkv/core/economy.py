@@ -81,16 +81,15 @@ class Economy:
             self.backlog.computes(request)
             self.backlog.has(request, end)
 
-    def ram_pays(self, first_token: int, prompt_tokens: int | None) -> bool:
+    def ram_pays(self, first_token: int, prompt_tokens: int | None, now_s: float) -> bool:
         """Whether loading chunks that are in RAM is quicker than computing them."""
-        if not self.compute.known or not self.loads.chunk_s:
+        chunk_s = self.loads.chunk_s(now_s)
+        if not self.compute.known or not chunk_s:
             return True
         size = self.terms.tokens_per_chunk
         end = prompt_tokens if prompt_tokens is not None else first_token + size
         end = max(end, first_token + 1)
-        return self.loads.chunk_s * (end - first_token) / size < self.compute.seconds(
-            first_token, end
-        )
+        return chunk_s * (end - first_token) / size < self.compute.seconds(first_token, end)
 
     def cut(
         self, stretches: Sequence[Stretch], first_token: int, ahead_s: float, now_s: float
@@ -100,6 +99,7 @@ class Economy:
         if not self.compute.known:
             return length
         computing_s = self.backlog.computing_s()
+        load_s = self.loads.chunk_s(now_s)
         best, best_gain_s = 0, 0.0
         wanted: dict[Level, int] = {}
         before = 0
@@ -113,7 +113,7 @@ class Economy:
                 )
                 bound_s = self.terms.max_slowdown * (ahead_s + saved_s) - saved_s
                 wait_s = self._wait_s(wanted, bound_s, computing_s, now_s)
-                gain_s = saved_s - wait_s - at * self.loads.chunk_s
+                gain_s = saved_s - wait_s - at * load_s
                 if gain_s > best_gain_s:
                     best, best_gain_s = at, gain_s
             before += count
@@ -157,7 +157,7 @@ class Economy:
         """What is known of costs, in plain values."""
         return {
             "compute_s_per_1000_tokens": self.compute.facts(),
-            "load_chunk_s": round(self.loads.chunk_s, 9),
+            "load_chunk_s": round(self.loads.last_chunk_s, 9),
             "reads": {
                 TIER_NAMES[level]: cost.facts() for level, cost in enumerate(self.reads) if level
             },

@@ -176,7 +176,7 @@ class TierStack:
         """Whether loading from a tier could gain anything, if it had all the rest of a prompt."""
         tokens = self.economy.backlog.tokens(request)
         if level == RAM:
-            return self.economy.ram_pays(first_token, tokens)
+            return self.economy.ram_pays(first_token, tokens, now_s)
         if tokens is None:
             return True
         chunks = max(1, (tokens - first_token) // self.terms.tokens_per_chunk)
@@ -349,7 +349,7 @@ class TierStack:
         """The engine has read what `load` pinned; the request's lease ends with it."""
         residents, began_s = self._loads.pop(request, ([], now_s))
         self.tiers[RAM].unpin_run(residents)
-        self.economy.loads.observe(len(residents), now_s - began_s)
+        self.economy.loads.observe(len(residents), now_s - began_s, now_s)
         self.promotions.close(request)
 
     # ── tiers below ──────────────────────────────────────────────────────────────────────────
