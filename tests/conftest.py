@@ -61,6 +61,16 @@ def _arenas_are_let_go(runtime_dir: Path) -> Iterator[None]:
     assert _open_arenas() <= MOST_OPEN_ARENAS, "tests leave the memory of arenas open"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _control_is_let_go(runtime_dir: Path) -> Iterator[None]:
+    """An engine of this process that was forgotten would answer to `status` in later tests."""
+    yield
+    own = [
+        path.name for path in runtime_dir.glob("*.sock") if path.stem.endswith(f"-{os.getpid()}")
+    ]
+    assert own == [], "tests leave engines of this process open"
+
+
 def _open_arenas() -> int:
     names = []
     for link in Path("/proc/self/fd").iterdir():

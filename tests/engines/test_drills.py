@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from slow_model import make_slow_model
 
 from emberkv.app.drilling.drills import DRILLS, Drill, run
 from emberkv.app.drilling.load import Workload
 from emberkv.app.drilling.scene import ANSWER_TOKENS, FRESH, Scene, shape_of
 from emberkv.app.launch import ServeOptions
 from emberkv.engines.vllm.command_line import Flags, Launch
-from emberkv.testing.models import make_random_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -30,13 +30,6 @@ FLAGS = (
 LATE = ("waited longer", "still wait", "first tokens took")
 
 
-def _slow_enough_model(directory: Path) -> Path:
-    """A model whose prompts are worth loading from disk: computing them takes longer."""
-    return make_random_model(
-        directory, hidden_size=384, layers=12, heads=6, kv_heads=2, head_dim=64
-    )
-
-
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     patch = pytest.MonkeyPatch()
@@ -45,10 +38,10 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     patch.setenv("EMBERKV_STRICT", "1")
     directory = tmp_path_factory.mktemp("drills")
     options = ServeOptions(
-        model=str(_slow_enough_model(directory / "model")),
+        model=str(make_slow_model(directory / "model")),
         ram_bytes=64 << 20,
         disk=Path("replaced"),
-        disk_bytes=64 << 20,
+        disk_bytes=256 << 20,
         max_slowdown=2.0,  # on a busy machine a twentieth is no time for a disk to show anything
         vllm_arguments=FLAGS,
     )

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from slow_model import make_slow_model
 
 from emberkv.sim.calls import replay_calls
-from emberkv.testing.models import make_random_model
 
 pytestmark = pytest.mark.engine
 
@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "recorded_engine.py"
 def test_the_simulator_decides_what_the_engine_was_told(tmp_path: Path) -> None:
     """With the plain spec: RAM for two of three prompts, the third comes back from disk."""
     model, directory = tmp_path / "model", tmp_path / "kv"
-    make_random_model(model)
+    make_slow_model(model)
     directory.mkdir()
     log = tmp_path / "engine.log"
     with log.open("wb") as errors:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 from page_script import Block, blocks_of, script_of, share_out
+from slow_model import make_slow_model
 
 from demo.server import end_processes, find_keeper, free_port, kill_keeper
-from emberkv.testing.models import make_random_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1150)]
 
@@ -30,7 +30,7 @@ LATE = ("waited longer", "still wait", "first tokens took")
 def played(tmp_path: Path) -> Iterator[list[Block]]:
     """The blocks of the page with what they printed."""
     model = tmp_path / "model"
-    make_random_model(model, hidden_size=384, layers=12, heads=6, kv_heads=2, head_dim=64)
+    make_slow_model(model)
     disk = tmp_path / "kv"
     disk.mkdir()
     blocks = list(blocks_of(PAGE))

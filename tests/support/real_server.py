@@ -81,6 +81,8 @@ class RealServer:
         if self.entry == "plain":
             return engine_command(["serve", str(self.model), *flags])
         tiers = ["--ram", self.ram, "--disk", str(self.disk), "--disk-size", self.disk_size]
+        # A twentieth of what so small a model computes is no time for a disk to answer in.
+        tiers += ["--max-slowdown", "10"]
         names = ["--instance", self.instance, "--request-log", str(self.request_log)]
         return [str(SERVE), "serve", str(self.model), *tiers, *names, "--", *flags]
 
@@ -140,6 +142,14 @@ class RealServer:
         chunks = prompts * (PROMPT_TOKENS // BLOCK_TOKENS)
         deadline_s = time.monotonic() + 60
         while self.page().chunks("disk") < chunks:
+            assert time.monotonic() < deadline_s, self.server.tail()
+            self.ask([7, 8, 9])
+
+    def wait_until_settled(self) -> None:
+        """Until nothing is on its way to disk; a tiny request makes the engine look."""
+        deadline_s = time.monotonic() + 60
+        self.ask([7, 8, 9])
+        while self.page().chunks_under_way("disk"):
             assert time.monotonic() < deadline_s, self.server.tail()
             self.ask([7, 8, 9])
 

@@ -38,7 +38,8 @@ from emberkv.sim.calls import RecordedStack
 LOG_NAME = "calls.jsonl"
 PROMPT_TOKENS = 700
 BLOCK_TOKENS = 32
-CHUNK_BYTES = 16384  # of the tiny model, float32
+CHUNK_BYTES = 12 * 2 * 2 * 64 * 4 * BLOCK_TOKENS
+"""Layers, keys and values, heads, their size, float32: of `make_slow_model`."""
 
 
 class RecordedSpec(EmberOffloadingSpec):
@@ -80,10 +81,11 @@ def main() -> None:
             "kv_connector_extra_config": {
                 "spec_name": "RecordedSpec",
                 "spec_module_path": "recorded_engine",
-                "cpu_bytes_to_use": 44 * (2 * CHUNK_BYTES + 4096),
+                "cpu_bytes_to_use": 44 * (CHUNK_BYTES + 4096),
                 "secondary_tiers": tiers,
                 "instance": f"recorded-{os.getpid()}",
                 "keep_s": 0,
+                "max_slowdown": 10.0,
                 "offload_prompt_only": False,
             },
         },

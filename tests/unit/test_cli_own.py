@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -168,6 +169,29 @@ def test_caches_of_a_drill_hold_less_than_what_returns(flags: tuple[str, ...]) -
     assert shape.device_blocks >= CLIENTS * needed
     assert shape.returning * needed > shape.device_blocks
     assert shape.whole_tokens == 320
+
+
+def test_a_disk_that_cannot_keep_what_returns_is_refused(tmp_path: Path) -> None:
+    """Its policy would evict every prompt before it returns, and a drill would call it lost."""
+    model = {"num_hidden_layers": 12, "num_key_value_heads": 2, "num_attention_heads": 6}
+    config = model | {"head_dim": 64, "hidden_size": 384, "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = ("--block-size", "32", "--dtype", "float32")
+    engine = Launch(str(tmp_path), Flags(given), {}, on_cpu=True)
+    assert engine.kv_bytes_per_token() == 12 << 10
+
+    def options(disk_bytes: int) -> ServeOptions:
+        return ServeOptions(
+            model=str(tmp_path),
+            ram_bytes=1 << 30,
+            disk=tmp_path,
+            disk_bytes=disk_bytes,
+            vllm_arguments=given,
+        )
+
+    with pytest.raises(UsageError, match=r"--disk-size 64MiB cannot keep two rounds.*give 117"):
+        shape_of(options(64 << 20), engine, 416)
+    assert shape_of(options(128 << 20), engine, 416).returning == 8
 
 
 def test_a_check_without_a_directory_is_refused() -> None:

@@ -281,6 +281,7 @@ def test_a_tier_that_was_asked_for_and_never_came_is_shown_as_down() -> None:
     found = {(metric, at): value for metric, at, value in built.tiers.samples()}
     assert found[metrics.TIER_UP, ("disk",)] == 0.0
     assert found[metrics.TIER_UP, ("ram",)] == 1.0
+    built.shutdown()
 
 
 def test_a_tier_that_goes_down_holds_nothing_until_it_is_back() -> None:

@@ -83,13 +83,18 @@ def _baseline(scene: Scene, name: str) -> None:
     _phase(scene, phase)
     tiers = ["disk"] if scene.has_disk else ["ram"]
     if scene.wait_until_loaded(phase, tiers, READY_S) is None:
-        reasons = Counter(
-            str(scene.facts(each)["why_not_more"])
-            for each in scene.load.samples(phase)
-            if each.returns and each.answer is not None
-        )
-        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        said = _reasons(scene, scene.load.samples(phase))
         raise ServerError(f"{tiers[0]} served nothing before anything went wrong: {said}")
+
+
+def _reasons(scene: Scene, samples: Sequence[Sample]) -> str:
+    """Why returning prompts did not get more from tiers, each reason with its number."""
+    reasons = Counter(
+        str(scene.facts(each)["why_not_more"])
+        for each in samples
+        if each.returns and each.answer is not None
+    )
+    return ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
 
 
 def _phase(scene: Scene, name: str) -> list[Sample]:
@@ -105,7 +110,8 @@ def _returned(scene: Scene, findings: _Findings, phase: str, tiers: Sequence[str
     took_s = scene.wait_until_loaded(phase, tiers, RETURN_S)
     place = " and ".join(tiers)
     if took_s is None:
-        findings.against.append(f"{place} served nothing in {RETURN_S:.0f} s after recovery")
+        why = _reasons(scene, scene.load.samples(phase))
+        findings.against.append(f"{place} served nothing in {RETURN_S:.0f} s after recovery: {why}")
     else:
         findings.beside.append(f"{place} served again after {took_s:.1f} s")
 
@@ -154,7 +160,7 @@ def _ram_emptied(scene: Scene, name: str) -> Row:
     scene.empty_ram()
     samples = _phase(scene, f"{name}: fault")
     from_disk = sum(scene.loaded(each, "disk") for each in samples if each.answer is not None)
-    findings.require(from_disk > 0, "nothing came from disk")
+    findings.require(from_disk > 0, f"nothing came from disk: {_reasons(scene, samples)}")
     findings.beside.append(f"{from_disk} tokens from disk")
     findings.against += scene.problems(samples)
     findings.against += scene.late(samples, SLOW_SHARE)
@@ -247,13 +253,22 @@ def _kill_and_restart(scene: Scene, name: str) -> Row:
         [replace(each.ask, name=f"again-{each.ask.name}") for each in cut_off if not each.answer],
         f"{name}: again",
     )
-    first = next(sample for sample in samples if sample.returns)
-    served = first.answer is not None and scene.loaded(first, "ram", "disk")
-    findings.require(bool(served), "the first returning prompt found nothing kept")
+    kept = sum(scene.loaded(each, "ram", "disk") for each in _first_returns(samples))
+    findings.require(kept > 0, f"nothing was kept: {_reasons(scene, samples)}")
+    findings.beside.append(f"{kept} tokens kept")
     findings.beside.append(f"{len(again)} requests cut off and asked again")
     findings.against += scene.problems([*samples, *again])
     findings.against += scene.late(samples, SLOW_SHARE)
     return findings.row(name, samples, scene.p99_ratio(samples))
+
+
+def _first_returns(samples: Sequence[Sample]) -> list[Sample]:
+    """Each returning prompt's first answer: what it got from tiers was there before."""
+    found: dict[tuple[int, ...], Sample] = {}
+    for sample in samples:
+        if sample.returns and sample.answer is not None:
+            found.setdefault(sample.ask.prompt, sample)
+    return list(found.values())
 
 
 def _promotion_burst(scene: Scene, name: str) -> Row:

@@ -28,6 +28,7 @@ from emberkv.app.drilling.load import ROUND, RunningLoad, Sample, Workload, burs
 from emberkv.app.launch import ServeOptions
 from emberkv.app.own_server import OwnServer, ServerError, kill_keeper
 from emberkv.app.selfcheck import prompt_of
+from emberkv.domain.units import format_size, size_argument
 from emberkv.drills.plan import (
     NOTHING,
     PLAN_VARIABLE,
@@ -37,8 +38,10 @@ from emberkv.drills.plan import (
     write_plan,
 )
 from emberkv.engines.vllm.command_line import Flags, Launch
+from emberkv.errors import UsageError
 from emberkv.live.arena import ArenaGeometry
 from emberkv.observe.baseline import quantile
+from emberkv.tiers.format import SlabGeometry
 
 ANSWER_TOKENS: Final = 8
 CLIENTS: Final = 2
@@ -81,6 +84,9 @@ def shape_of(options: ServeOptions, engine: Launch, prompt_tokens: int) -> Shape
 
     The user's own number of device blocks stays. Where the size of a token is not known, so does
     the RAM tier's.
+
+    Raises `UsageError` if the disk tier is too small for two rounds of the load: prompts that its
+    policy evicts before they return would look like losses.
     """
     block_tokens = engine.block_tokens()
     chunk_tokens = options.chunk_tokens or block_tokens * (options.blocks_per_chunk or 1)
@@ -95,6 +101,15 @@ def shape_of(options: ServeOptions, engine: Launch, prompt_tokens: int) -> Shape
         ram_bytes = min(ram_bytes, few)
     # Of the prompts in between, a third is fresh and takes room as well.
     returning = max(2 * RAM_PROMPTS, 2 * device_prompts)
+    if options.disk_bytes is not None and token_bytes is not None:
+        chunks = 2 * returning * ROUND // (ROUND - 1) * -(-prompt_tokens // chunk_tokens)
+        round_bytes = SlabGeometry(chunks, token_bytes * chunk_tokens).total_bytes
+        if options.disk_bytes < round_bytes:
+            raise UsageError(
+                f"--disk-size {size_argument(options.disk_bytes)} cannot keep two rounds of the "
+                f"drills' prompts; give {format_size(round_bytes)} or more, or fewer "
+                "--prompt-tokens"
+            )
     return Shape(prompt_tokens, returning, device_blocks, ram_bytes, chunk_tokens)
 
 
