@@ -186,6 +186,7 @@ def test_every_command_works_under_load(server: RealServer) -> None:
         (status,) = facts("status", name)
         assert status["tiers"][0]["eviction_policy"] == "arc"
         assert status["limits"]["max_wait_s"] == 3
+        run("control", "-i", name, "policy", "ram", "lru")  # as the other tests expect it
         load.stores = False  # from here on it is told what the tiers hold
         _shut_and_open(server)
         _purge(server)
