@@ -70,6 +70,7 @@ def test_nothing_said_is_no_hint(said: object) -> None:
         ("max_wait_ms", float("inf")),
         ("tiers", "ram"),
         ("tiers", [["ram"]]),
+        ("tiers", ["ram", "Disk"]),
         ("tenant", None),
     ],
 )
@@ -84,6 +85,12 @@ def test_an_unknown_hint_is_named() -> None:
     read = read_hints({"priorty": 80, "session": "s"})
     assert read.unusable == (("unknown", "priorty"),)
     assert read.hints.session == "s"
+
+
+def test_a_client_writes_no_lines_of_its_own_into_the_log() -> None:
+    ((_, name),) = read_hints({"x\nERROR disk tier damaged": 1}).unusable
+    assert name == "x\\nERROR disk tier damaged"
+    assert read_hints({"größe": 1}).unusable == (("unknown", "größe"),)
 
 
 def test_hints_must_be_an_object() -> None:
@@ -102,4 +109,5 @@ def test_no_nonsense_raises(said: dict[str, object]) -> None:
     read = read_hints(said)
     for name in said:
         known = name in HINT_NAMES
-        assert known or ("unknown", name) in read.unusable
+        shown = name if name.isprintable() else name.encode("unicode_escape").decode()
+        assert known or ("unknown", shown) in read.unusable

@@ -75,6 +75,14 @@ def test_every_option_becomes_a_key_that_the_configuration_reads(tmp_path: Path)
     assert (config.model_identity, config.request_log) == ("m 1", tmp_path / "requests.jsonl")
 
 
+@pytest.mark.parametrize("said", ["null", "[" * 200_000, "rules"])
+def test_a_file_without_rules_is_no_guard(tmp_path: Path, said: str) -> None:
+    path = tmp_path / "guard.json"
+    path.write_text(said)
+    with pytest.raises(UsageError, match=r"guard\.json"):
+        ServeOptions(model="m", ram_bytes=GIB, guard=path).extra_config()
+
+
 def test_the_guards_rules_are_read_from_a_file(tmp_path: Path) -> None:
     rules = {"budgets": {"ttft_p99": 2.0}, "window_s": 30}
     path = tmp_path / "guard.json"

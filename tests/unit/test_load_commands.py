@@ -80,7 +80,7 @@ def test_a_baseline_holds_what_was_felt(run: Run, engine: ToyEngine, tmp_path: P
     assert any("--kv-cache-metrics" in note for note in found.notes)
     assert any("fewer than 100 requests" in note for note in found.notes)
     assert found.command.startswith("emberkv baseline --server")
-    assert 2 <= engine.most_at_once <= 4  # how many meet is up to the machine
+    assert 1 <= engine.most_at_once <= 4  # on a busy machine no two need to meet
 
 
 def test_requests_are_what_vllm_takes(run: Run, engine: ToyEngine, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_addresses_of_servers() -> None:
         True,
     ]
     assert not is_loopback("http://example.com")
-    for wrong in ("localhost:8000", "ftp://x", "", "http://", "http://a:b"):
+    for wrong in ("localhost:8000", "ftp://x", "", "http://", "http://a:b", "http://a:99999"):
         with pytest.raises(UsageError, match="no address of a server"):
             server_url(wrong)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -203,11 +204,13 @@ def test_budgets_are_put_in_force_together_or_not_at_all() -> None:
     operations = operations_on(engine)
     operations.set_budget({"max_wait_s": 0.03, "promotion_chunks": 100})
     assert operations.status().limits["max_wait_s"] == 0.03
-    for wrong in ({"max_wait_s": 5.0, "nonsense": 1.0}, {"promotion_chunks": 1.5}):
+    endless = ({"promotion_chunks": each} for each in (math.inf, math.nan))
+    for wrong in ({"max_wait_s": 5.0, "nonsense": 1.0}, {"promotion_chunks": 1.5}, *endless):
         with pytest.raises(UsageError):
             operations.set_budget(wrong)
-    with pytest.raises(ConfigError):
-        operations.set_budget({"max_wait_s": 5.0, "max_stall_s": -1.0})
+    for limit in (-1.0, math.inf, math.nan):
+        with pytest.raises(ConfigError):
+            operations.set_budget({"max_wait_s": 5.0, "max_stall_s": limit})
     assert operations.status().limits["max_wait_s"] == 0.03
     keys = chain("x", 3)
     engine.on_disk(A, keys)

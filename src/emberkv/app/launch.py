@@ -115,11 +115,14 @@ class ServeOptions:
 def read_guard(path: Path) -> object:
     """The guard's rules from a file of JSON. Raises `UsageError` if it can't be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        rules = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"can't read the guard's rules {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}") from error
+    if rules is None:
+        raise UsageError(f"{path} holds no rules of a guard: null")
+    return rules
 
 
 def vllm_arguments(

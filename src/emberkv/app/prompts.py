@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from emberkv.errors import ControlError, UsageError
 
@@ -28,6 +29,20 @@ CHAT_KEYS: Final = (
 KEY_VARIABLES: Final = ("VLLM_API_KEY", "OPENAI_API_KEY")
 
 
+_TOKEN_IDS: Final = 1 << 32
+
+
+def _is_address(url: str) -> bool:
+    """Whether a URL names a server, with a port that there can be."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    named = parts.scheme in ("http", "https") and bool(parts.hostname)
+    return named and url.isprintable() and " " not in url and port != 0
+
+
 class TokenServer:
     """The HTTP server in front of the engine; sends nothing anywhere else."""
 
@@ -37,7 +52,7 @@ class TokenServer:
         Raises `UsageError` for a URL that is none.
         """
         self._url = url.rstrip("/").removesuffix("/v1")
-        if not self._url.startswith(("http://", "https://")):
+        if not _is_address(self._url):
             raise UsageError(f"--server is a URL like http://127.0.0.1:8000, got '{url}'")
         self._model = model
 
@@ -108,7 +123,9 @@ def chat_in(path: Path) -> dict[str, Any]:
 def token_ids_in(path: Path) -> list[int]:
     """Token ids from a file that holds a JSON list of them. Raises `UsageError`."""
     said = _json_in(path)
-    if not isinstance(said, list) or not all(type(token) is int for token in said):
+    if not isinstance(said, list) or not all(
+        type(token) is int and 0 <= token < _TOKEN_IDS for token in said
+    ):
         raise UsageError(f"{path} holds no token ids: a JSON list of whole numbers")
     return said
 
@@ -124,5 +141,5 @@ def text_in(path: Path) -> str:
 def _json_in(path: Path) -> Any:
     try:
         return json.loads(text_in(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}") from error

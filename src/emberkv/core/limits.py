@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from emberkv.errors import ConfigError
 
@@ -28,7 +29,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("write_behind_chunks", "promotion_chunks", "max_wait_s", "max_stall_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be greater than 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < inf:  # which holds for no NaN
+                raise ConfigError(
+                    f"{name} must be greater than 0 and finite, got {getattr(self, name)}"
+                )
         if not 0.0 <= self.look_ahead_share <= 0.5:
             raise ConfigError(f"look_ahead_share is from 0 to 0.5, got {self.look_ahead_share}")

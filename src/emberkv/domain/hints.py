@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
+from emberkv.domain.types import TIER_NAMES
+
 DEFAULT_PRIORITY: Final = 35
 """As in TensorRT-LLM: where nothing else was said, and again when a duration is over."""
 
@@ -122,8 +124,15 @@ def _pin(value: object) -> float | None:
     return min(_seconds_from_ms(value["duration_ms"]), MAX_PIN_S)
 
 
+def _shown(name: str) -> str:
+    """A name that a client chose, as a log may hold it: on one line."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
+
+
 def _tiers(value: object) -> frozenset[str]:
-    if not isinstance(value, list | tuple) or not set(map(type, value)) <= {str}:
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(name, str) and name in TIER_NAMES for name in value
+    ):
         raise _WrongError
     return frozenset(value)
 
@@ -162,7 +171,7 @@ def read_hints(said: object) -> ReadHints:
     for name, value in said.items():
         reader = _READERS.get(name) if isinstance(name, str) else None
         if reader is None:
-            unusable.append(("unknown", str(name)[:MAX_NAME_CHARACTERS]))
+            unusable.append(("unknown", _shown(str(name)[:MAX_NAME_CHARACTERS])))
             continue
         target, read = reader
         try:

@@ -369,7 +369,7 @@ def _changed(limits: Limits, changes: Mapping[str, float]) -> Limits:
     values: dict[str, float] = {}
     for name, value in changes.items():
         whole = isinstance(getattr(limits, name), int)
-        if whole and value != int(value):
+        if whole and not float(value).is_integer():
             raise UsageError(f"{name} is a whole number, got {value:g}")
         values[name] = int(value) if whole else value
     return replace(limits, **values)  # type: ignore[arg-type]

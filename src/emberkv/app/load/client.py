@@ -48,7 +48,8 @@ def server_url(text: str) -> str:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError) as error:
         raise UsageError(f"'{text}' is no address of a server: {error}") from error
-    if url.scheme not in {"http", "https"} or not url.host:
+    has_port = url.port is None or 0 < url.port < 1 << 16
+    if url.scheme not in {"http", "https"} or not url.host or not has_port:
         raise UsageError(f"'{text}' is no address of a server; write it like http://127.0.0.1:8000")
     return str(url.copy_with(path="/", query=None, fragment=None)).rstrip("/")
 
